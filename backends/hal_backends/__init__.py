@@ -1,0 +1,1 @@
+"""In-tree backends: one folder per vendor, through the same hooks as any outsider's."""

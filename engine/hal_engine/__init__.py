@@ -1,0 +1,1 @@
+"""The serving engine: config, loader, models, KV cache, scheduler, runner, server."""

@@ -1,0 +1,1 @@
+"""The hardware abstraction layer: requests, selection, plans, plug-ins, bound ops."""

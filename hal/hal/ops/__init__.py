@@ -1,0 +1,1 @@
+"""The op catalogue: one file per op family."""
