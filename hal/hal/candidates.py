@@ -1,0 +1,71 @@
+"""A kernel candidate: one implementation of one op that a backend offers for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hal.ops.request import OpRequest
+from hal.reasons import Reason
+from hal.tiers import Tier
+
+Kernel = Callable[..., Any]
+Bind = Callable[..., Kernel]  # bind(request, **static) -> kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SemanticNote:
+    """How the numbers differ, beyond rounding, from what the request says. Never a tier."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """What must be seen running when the candidate runs: the audit compares this with reality.
+
+    kind: aten_op (name as the dispatcher has it), symbol (of a library or a compiled kernel),
+    kernel (name pattern of a device kernel), instruction (in the machine code).
+    """
+
+    kind: str
+    name: str
+
+
+def _nothing_to_note(request: Any) -> Sequence[SemanticNote]:
+    return ()
+
+
+def _no_estimate(request: Any, tokens: int) -> float | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCandidate:
+    """One implementation and its exact limits.
+
+    name: unique, `<backend>.<op>.<implementation>`. not_supported_reasons: every unmet
+    requirement of a request, empty if it can serve. load: imports what it needs and returns
+    `bind(request, **static)`, which packs weights and returns the kernel. estimate_us: time of one
+    call at a number of tokens, from measurements; None where nothing was measured.
+    weight_layout: candidates of one name pack a weight alike; ranges of a plan that differ in it
+    hold the weight twice.
+    """
+
+    name: str
+    op: str
+    tier: Tier
+    summary: str
+    not_supported_reasons: Callable[[Any], Sequence[Reason]]
+    load: Callable[[], Bind]
+    estimate_us: Callable[[Any, int], float | None] = _no_estimate
+    semantic_notes: Callable[[Any], Sequence[SemanticNote]] = _nothing_to_note
+    leaf: tuple[Leaf, ...] = ()
+    weight_layout: str = ""
+    is_graph_safe: bool = False
+    distribution: str = "halstack"
+
+    def serves(self, request: OpRequest) -> bool:
+        return not self.not_supported_reasons(request)

@@ -1,0 +1,101 @@
+"""Devices: what a detection found, and the specification that candidates are checked against.
+
+Everything here is plain data that survives JSON, because detection runs in a child process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Confidence(StrEnum):
+    """Where a value comes from, best first. An UNVERIFIED value never gates behaviour."""
+
+    MEASURED = "measured"
+    PROBED = "probed"
+    DATABASE = "database"
+    DECLARED = "declared"
+    UNVERIFIED = "unverified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One observation: its source (a path, a command, a document) and what it showed."""
+
+    source: str
+    found: str
+    confidence: Confidence = Confidence.PROBED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectedDevice:
+    """One device that a plug-in claims. `device_id` is unique on a host: "cpu:0" or a PCI address."""
+
+    device_id: str
+    vendor: str
+    name: str
+    arch: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """What a device is and can do. Every field that a decision uses has its entry in `evidence`.
+
+    features: what candidates test ("avx2", "amx_int8", …). peak_flops: dense FLOP/s (OP/s for
+    integers) by dtype, only where known. memory_bandwidth: bytes per second of reads.
+    """
+
+    device_id: str
+    vendor: str
+    backend: str
+    name: str
+    arch: str
+    torch_device: str
+    features: frozenset[str] = frozenset()
+    num_cores: int = 0
+    memory_bytes: int = 0
+    memory_bandwidth: float | None = None
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    attributes: Mapping[str, str | int | float] = field(default_factory=dict)
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["features"] = sorted(self.features)
+        result: dict[str, Any] = json.loads(json.dumps(data, sort_keys=True))
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePolicy:
+    """What a device's backend forces on or disables, each with its reason.
+
+    forced_features: feature -> reason. disabled: glob over candidate names -> reason.
+    """
+
+    forced_features: Mapping[str, str] = field(default_factory=dict)
+    disabled: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingDependency:
+    """Hardware that was seen while the software to use it is not there."""
+
+    hardware: str
+    software: str
+    remedy: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTestResult:
+    """One golden-value check of a backend's runtime."""
+
+    name: str
+    passed: bool
+    detail: str

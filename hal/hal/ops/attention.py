@@ -1,0 +1,147 @@
+"""Attention over a paged KV cache: prefill chunks and single-token decode.
+
+Grouped-query attention (https://arxiv.org/abs/2305.13245) over blocks
+(https://arxiv.org/abs/2309.06180), with sliding window (https://arxiv.org/abs/2310.06825),
+per-head sinks (https://arxiv.org/abs/2309.17453, as a logit in the denominator) and soft-capped
+scores (https://arxiv.org/abs/2408.00118).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from hal.ops.formats import DTYPE_BYTES
+from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRequest(OpRequest):
+    """Attention of `num_heads` query heads over `num_kv_heads` cached heads.
+
+    window: keys a query sees including itself; 0 is all. softcap: c of c*tanh(s/c); 0 is none.
+    context_tokens: the context length that estimates assume.
+    """
+
+    op: ClassVar[str] = "attention"
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    block_size: int
+    dtype: str
+    kv_dtype: str
+    is_causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    context_tokens: int = 1024
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """Which rows of q belong to which sequence, and where its keys are. All int32, on the device.
+
+    query_start_loc: [B+1], seq_lens: [B] (context including the new tokens), block_table:
+    [B, max_blocks]. The two host numbers bound the loops without reading device memory.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+def reference(
+    request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
+) -> Callable[..., torch.Tensor]:
+    """Golden attention: one sequence at a time, scores in float32 (float64 for float64 inputs)."""
+
+    def kernel(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        out = q.new_empty((q.shape[0], request.num_heads * request.v_head_dim))
+        starts = meta.query_start_loc.tolist()
+        for i, seq_len in enumerate(meta.seq_lens.tolist()):
+            start, end = starts[i], starts[i + 1]
+            if end == start:
+                continue
+            blocks = meta.block_table[i, : -(-seq_len // request.block_size)].long()
+            keys = k_cache[blocks].flatten(0, 1)[:seq_len]
+            values = v_cache[blocks].flatten(0, 1)[:seq_len]
+            rows = q[start:end].reshape(end - start, request.num_heads, request.head_dim)
+            out[start:end] = _attend(request, rows, keys, values, scale, sinks).flatten(1)
+        return out
+
+    return kernel
+
+
+def _attend(
+    request: AttentionRequest,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    import torch
+
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    groups = request.num_heads // request.num_kv_heads
+    keys = k.to(dtype).repeat_interleave(groups, dim=1)
+    values = v.to(dtype).repeat_interleave(groups, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * scale
+    if request.softcap:
+        scores = request.softcap * torch.tanh(scores / request.softcap)
+    if request.is_causal:
+        query_at = torch.arange(k.shape[0] - q.shape[0], k.shape[0], device=q.device)[:, None]
+        key_at = torch.arange(k.shape[0], device=q.device)[None, :]
+        hidden = key_at > query_at
+        if request.window:
+            hidden |= key_at <= query_at - request.window
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        extra = sinks.to(dtype).view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        weights = torch.softmax(torch.cat((scores, extra), dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def _keys_read(request: AttentionRequest, tokens: int) -> float:
+    """Query-key pairs of one call: decode sees the context, prefill the triangle over its chunk."""
+    context = max(request.context_tokens, 1)
+    if request.window:
+        context = min(context, request.window)
+    if request.phase == "decode":
+        return float(tokens * context)
+    return float(tokens * (tokens + 1) / 2)
+
+
+def flops(request: AttentionRequest, tokens: int) -> float:
+    per_pair = 2.0 * request.num_heads * (request.head_dim + request.v_head_dim)
+    return per_pair * _keys_read(request, tokens)
+
+
+def bytes_moved(request: AttentionRequest, tokens: int) -> float:
+    kv_row = request.num_kv_heads * (request.head_dim + request.v_head_dim)
+    rows = _keys_read(request, tokens) if request.phase == "decode" else float(tokens)
+    q_and_out = tokens * request.num_heads * (request.head_dim + request.v_head_dim)
+    return kv_row * DTYPE_BYTES[request.kv_dtype] * rows + q_and_out * DTYPE_BYTES[request.dtype]
+
+
+FAMILY = OpFamily(
+    name="attention",
+    request_type=AttentionRequest,
+    summary="Attention over a paged KV cache",
+    reference=reference,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    tolerances=FLOAT_TOLERANCES,
+)

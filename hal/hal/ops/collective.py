@@ -1,0 +1,134 @@
+"""Collectives over the processes of a device group.
+
+The group passed at binding is the runtime's communicator: an object with the torch.distributed
+calls of the same names (`CollectiveGroup`), so that no engine code reaches torch.distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from hal.ops.formats import DTYPE_BYTES
+from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+
+if TYPE_CHECKING:
+    import torch
+
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"
+]
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "barrier",
+)
+
+
+class CollectiveGroup(Protocol):
+    """What a runtime gives for a group of processes: exchange of raw tensors with every peer."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's `x`, in rank order: the one primitive the reference collectives need."""
+        ...
+
+    @property
+    def process_group(self) -> Any:
+        """The torch.distributed process group (or the vendor's), for real implementations."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRequest(OpRequest):
+    """One collective over `world_size` ranks of x[T, width]."""
+
+    op: ClassVar[str] = "collective"
+
+    kind: CollectiveKind
+    world_size: int
+    width: int
+    dtype: str
+    transport: str = "host"  # what links the ranks: host, pcie, nvlink, xgmi, …
+
+    @property
+    def label(self) -> str:
+        return f"collective.{self.kind}"
+
+
+def reference(request: CollectiveRequest, *, group: CollectiveGroup) -> Callable[..., Any]:
+    """Golden collectives by full exchange, summed in rank order in float32.
+
+    all_reduce(x) -> sum, in place; all_gather(x[T, W]) -> [T, W * world]; reduce_scatter(x[T, W])
+    -> [T, W / world]; all_to_all(x[T, W]) -> T split in world parts, part i from rank i;
+    broadcast(x) -> rank 0's x, in place; barrier() -> None.
+    """
+    import torch
+
+    rank, world = group.rank, group.world_size
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        parts = group.exchange(x)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return torch.stack([p.to(dtype) for p in parts]).sum(dim=0).to(x.dtype)
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(total(x))
+
+    def all_gather(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(group.exchange(x), dim=-1)
+
+    def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
+        return total(x).chunk(world, dim=-1)[rank].contiguous()
+
+    def all_to_all(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([p.chunk(world, dim=0)[rank] for p in group.exchange(x)], dim=0)
+
+    def broadcast(x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(group.exchange(x)[0])
+
+    def barrier() -> None:
+        group.exchange(torch.ones(1))
+
+    kernels: dict[str, Callable[..., Any]] = {
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all,
+        "broadcast": broadcast,
+        "barrier": barrier,
+    }
+    return kernels[request.kind]
+
+
+def flops(request: CollectiveRequest, tokens: int) -> float:
+    reduces = request.kind in ("all_reduce", "reduce_scatter")
+    return float(tokens * request.width * (request.world_size - 1)) if reduces else 0.0
+
+
+def bytes_moved(request: CollectiveRequest, tokens: int) -> float:
+    """Bytes that each rank must send, by the ring bound of the collective."""
+    if request.kind == "barrier":
+        return 0.0
+    size = float(tokens * request.width * DTYPE_BYTES[request.dtype])
+    share = (request.world_size - 1) / request.world_size
+    factor = {"all_reduce": 2 * share, "all_gather": request.world_size * share, "broadcast": 1.0}
+    return size * factor.get(request.kind, share)
+
+
+FAMILY = OpFamily(
+    name="collective",
+    request_type=CollectiveRequest,
+    summary="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, barrier",
+    reference=reference,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    tolerances=FLOAT_TOLERANCES,
+)

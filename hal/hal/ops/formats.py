@@ -1,0 +1,141 @@
+"""Number formats: dtype names, and how a weight matrix is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+DType = Literal["float64", "float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64"]
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name. Raises KeyError for a name that is not a `DType`."""
+    import torch
+
+    if name not in DTYPE_BYTES:
+        raise KeyError(f"formats: required one of {sorted(DTYPE_BYTES)}, found {name!r}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """How a weight [N, K] is stored and what the multiplication does to the activations.
+
+    bits: of one stored value. group_size: values along K that share a scale; 0 is one scale per
+    output channel. is_symmetric: value = q * scale; otherwise q * scale + minimum. activation:
+    "float" multiplies with the activations as they are; "int8_per_token" first rounds each row of
+    them to int8 with one symmetric scale per row.
+    """
+
+    name: str
+    bits: int
+    group_size: int | None = None  # None: dense floating point, no scales
+    is_symmetric: bool = True
+    scale_dtype: str = ""
+    activation: Literal["float", "int8_per_token"] = "float"
+
+    @property
+    def is_dense(self) -> bool:
+        return self.group_size is None
+
+    def weight_bytes(self, n: int, k: int) -> int:
+        """Bytes of a stored [n, k] weight with its scales."""
+        data = n * k * self.bits // 8
+        if self.group_size is None:
+            return data
+        groups = n if self.group_size == 0 else n * (k // self.group_size)
+        return data + groups * DTYPE_BYTES[self.scale_dtype] * (1 if self.is_symmetric else 2)
+
+
+FORMATS: dict[str, WeightFormat] = {
+    f.name: f
+    for f in (
+        WeightFormat(name="float32", bits=32),
+        WeightFormat(name="bfloat16", bits=16),
+        WeightFormat(name="float16", bits=16),
+        WeightFormat(name="int8_channel", bits=8, group_size=0, scale_dtype="float32"),
+        WeightFormat(
+            name="int8_channel_a8",
+            bits=8,
+            group_size=0,
+            scale_dtype="float32",
+            activation="int8_per_token",
+        ),
+        # GGUF Q8_0, Q4_0, Q4_1: blocks of 32 along K with fp16 scales (and fp16 minima).
+        WeightFormat(name="int8_g32", bits=8, group_size=32, scale_dtype="float16"),
+        WeightFormat(name="int4_g32", bits=4, group_size=32, scale_dtype="float16"),
+        WeightFormat(
+            name="int4_g32_asym", bits=4, group_size=32, scale_dtype="float16", is_symmetric=False
+        ),
+        WeightFormat(
+            name="int4_g32_asym_a8",
+            bits=4,
+            group_size=32,
+            scale_dtype="float16",
+            is_symmetric=False,
+            activation="int8_per_token",
+        ),
+        WeightFormat(
+            name="int4_g32_a8",
+            bits=4,
+            group_size=32,
+            scale_dtype="float16",
+            activation="int8_per_token",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedWeight:
+    """A quantised weight of shape [N, K], as stored, before any implementation packs it.
+
+    data: int8 [N, K] for 8 bits; for 4 bits uint8 [N, K/2], where byte j holds the value of column
+    2j in its low nibble and of column 2j+1 in its high nibble, each unsigned 0..15 (symmetric
+    formats store q+8). scale: [N, K/group_size], or [N] with one scale per channel. minimum: the
+    shape of scale, for formats that are not symmetric.
+    """
+
+    format: WeightFormat
+    data: torch.Tensor
+    scale: torch.Tensor
+    minimum: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        columns = self.data.shape[1] * (2 if self.format.bits == 4 else 1)
+        return self.data.shape[0], columns
+
+    def dequantize(self) -> torch.Tensor:
+        """The exact stored values as float32 [N, K]."""
+        import torch
+
+        n, k = self.shape
+        if self.format.bits == 4:
+            low, high = self.data & 0xF, self.data >> 4
+            values = torch.stack((low, high), dim=-1).reshape(n, k).float()
+            if self.format.is_symmetric:
+                values = values - 8.0
+        else:
+            values = self.data.float()
+        group = self.format.group_size or k
+        values = values.view(n, k // group, group)
+        values = values * self.scale.float().view(n, -1, 1)
+        if self.minimum is not None:
+            values = values + self.minimum.float().view(n, -1, 1)
+        return values.reshape(n, k)

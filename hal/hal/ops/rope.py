@@ -1,0 +1,84 @@
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864), in place on q and k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from hal.ops.formats import DTYPE_BYTES
+from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeRequest(OpRequest):
+    """Rotates the first `rotary_dim` values of each head; pairs are (i, i + rotary_dim/2) for
+    "half_split" and (2i, 2i + 1) for "interleaved"."""
+
+    op: ClassVar[str] = "rope"
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    dtype: str
+    style: Literal["half_split", "interleaved"] = "half_split"
+
+
+def reference(
+    request: RopeRequest, *, cos_sin_cache: torch.Tensor
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """Golden rotation. cos_sin_cache: [max_position, rotary_dim], cosines then sines."""
+    import torch
+
+    half = request.rotary_dim // 2
+
+    def rotate(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        view = x.view(x.shape[0], heads, request.head_dim)
+        part = view[..., : request.rotary_dim].to(dtype)
+        if request.style == "half_split":
+            a, b = part[..., :half], part[..., half:]
+        else:
+            a, b = part[..., 0::2], part[..., 1::2]
+        first, second = a * cos - b * sin, b * cos + a * sin
+        if request.style == "half_split":
+            rotated = torch.cat((first, second), dim=-1)
+        else:
+            rotated = torch.stack((first, second), dim=-1).flatten(-2)
+        view[..., : request.rotary_dim] = rotated.to(x.dtype)
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
+        rows = cos_sin_cache[positions]
+        cos, sin = rows[:, None, :half], rows[:, None, half:]
+        rotate(q, request.num_heads, cos, sin)
+        rotate(k, request.num_kv_heads, cos, sin)
+
+    return kernel
+
+
+def _values(request: RopeRequest, tokens: int) -> int:
+    return tokens * (request.num_heads + request.num_kv_heads) * request.rotary_dim
+
+
+def flops(request: RopeRequest, tokens: int) -> float:
+    return 3.0 * _values(request, tokens)
+
+
+def bytes_moved(request: RopeRequest, tokens: int) -> float:
+    table = tokens * request.rotary_dim * 4
+    return float(2 * _values(request, tokens) * DTYPE_BYTES[request.dtype] + table)
+
+
+FAMILY = OpFamily(
+    name="rope",
+    request_type=RopeRequest,
+    summary="Rotary position embedding, in place",
+    reference=reference,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    tolerances=FLOAT_TOLERANCES,
+)
