@@ -1,0 +1,287 @@
+"""Compiles CPU kernels with numba and runs them on torch's own OpenMP threads.
+
+Why not numba's ``parallel=True``: it brings a second thread pool, and torch's threads spin after
+each torch op; two pools on the same cores cost more than the kernel itself. Here a kernel is a
+plain C function over a range of work items, and ``GOMP_parallel`` of the OpenMP runtime that torch
+itself is linked to runs it, so there is one pool per calling thread and ``torch.set_num_threads``
+holds for both.
+
+A kernel ("worker") is written as
+
+    def worker(arguments, begin, end, thread):   # four int64
+        args = pointer_int64(arguments)
+        x = pointer_float32(args[0])
+        for item in range(begin, end): ...
+
+``arguments`` is the address of the int64 values given to the launch: addresses and numbers. Sizes
+that the inner loops should know (head_dim, ...) are closure constants of ``worker``: the cache
+key holds them. ``thread`` is the index of the thread in the team (0 when run on the calling
+thread), for scratch memory. Which thread gets which items is not fixed; a worker whose result
+must not depend on it computes an item from that item alone.
+
+    compiled = compile_worker(worker)
+    launch = bind_worker(compiled, num_arguments=3)
+    launch(num_items, grain, x.data_ptr(), y.data_ptr(), num_rows)
+
+A launch holds its own argument memory: it is cheap (about 1 µs) and must not be entered by two
+threads at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numba
+import torch
+from numba import types
+
+from hal_kernels.cpu_intrinsics import atomic_fetch_add, call_int, call_worker, pointer_int64
+
+# Sums may be reordered and a*b+c fused; NaN, infinities and division keep their meaning.
+SAFE_FASTMATH = frozenset({"reassoc", "contract", "nsz"})
+_OPTIONS: dict[str, Any] = {"fastmath": set(SAFE_FASTMATH), "error_model": "numpy"}
+
+# Newer numba is partly annotated, older not at all: both read the same as Any.
+_cfunc: Any = numba.cfunc
+_numba_config: Any = numba.config
+
+_WORKER_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+
+# Words of a launch's memory. The last three and the worker's own arguments, which follow, are
+# written by every launch; the worker's constants come last.
+_WORKER, _ARGUMENTS, _THREAD_NUM, _NEXT_ITEM, _NUM_ITEMS, _GRAIN = range(6)
+_HEADER_WORDS = 6
+
+
+class Launch(Protocol):
+    """Runs a bound worker over ``num_items`` items.
+
+    With ``num_items <= grain`` it runs on the calling thread. Otherwise the threads take ``grain``
+    items at a time until none is left.
+    """
+
+    def __call__(self, num_items: int, grain: int, *arguments: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledWorker:
+    """A worker in machine code. ``function`` keeps the code alive."""
+
+    name: str
+    address: int
+    function: Any
+
+    def assembly(self) -> str:
+        """The machine code as text, to check which instructions the leaf contains.
+
+        Compiles again: code loaded from the cache cannot be shown.
+        """
+        fresh = _cfunc(_WORKER_SIGNATURE, **_OPTIONS)(self.function._pyfunc)
+        return str(fresh._library.get_asm_str())
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelRuntime:
+    """Entry points of the OpenMP runtime that torch uses."""
+
+    parallel_address: int
+    thread_num_address: int
+
+
+def compile_worker(
+    function: Callable[[int, int, int, int], None], *, cache: bool = True
+) -> CompiledWorker:
+    """Compile ``function(arguments, begin, end, thread)`` for this CPU.
+
+    The code is cached on disk, keyed by the source, the closure's constants, the CPU's name and
+    its features.
+
+    Raises:
+        numba.core.errors.NumbaError: the function is not in numba's nopython subset.
+        OSError: no cache directory can be written.
+    """
+    with _cache_directory():
+        compiled = _cfunc(_WORKER_SIGNATURE, cache=cache, **_OPTIONS)(function)
+    return CompiledWorker(function.__qualname__, int(compiled.address), compiled)
+
+
+def bind_worker(
+    worker: CompiledWorker, num_arguments: int, constants: tuple[int, ...] = ()
+) -> Launch:
+    """Give ``worker`` its argument memory and return the call.
+
+    The worker sees the launch's ``num_arguments`` arguments first, then ``constants`` (addresses
+    of weights and the like, which the caller keeps alive).
+    """
+    words = (ctypes.c_int64 * (_HEADER_WORDS + num_arguments + len(constants)))()
+    header_address = ctypes.addressof(words)
+    words[_WORKER] = worker.address
+    words[_ARGUMENTS] = header_address + 8 * _HEADER_WORDS
+    words[_HEADER_WORDS + num_arguments :] = list(constants)
+    pack = struct.Struct(f"={3 + num_arguments}q").pack_into
+    pack_offset = 8 * _NEXT_ITEM
+    # A ctypes object as argument saves the conversion that a Python int costs in each call.
+    header = ctypes.c_int64(header_address)
+    run_here = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_here().address)
+    runtime, _ = parallel_runtime()
+
+    if runtime is None:
+
+        def launch_here(num_items: int, grain: int, *arguments: int) -> None:
+            pack(words, pack_offset, 0, num_items, grain, *arguments)
+            run_here(header)
+
+        return launch_here
+
+    words[_THREAD_NUM] = runtime.thread_num_address
+    parallel = _parallel_call(runtime)
+    run_team = ctypes.c_int64(_run_team().address)
+    no_flags = ctypes.c_uint32(0)
+    get_num_threads = torch.get_num_threads
+
+    def launch(num_items: int, grain: int, *arguments: int) -> None:
+        pack(words, pack_offset, 0, num_items, grain, *arguments)
+        if num_items <= grain or (num_threads := get_num_threads()) == 1:
+            run_here(header)
+        else:
+            parallel(run_team, header, num_threads, no_flags)
+
+    return launch
+
+
+@functools.cache
+def parallel_runtime() -> tuple[ParallelRuntime | None, str]:
+    """The OpenMP runtime of this torch build and where it was found, or None and the reason.
+
+    Without one, launches run on the calling thread only; a candidate that needs threads to keep
+    its tier must refuse with the reason given here.
+    """
+    info = torch.__config__.parallel_info()
+    if "ATen parallel backend: OpenMP" not in info:
+        backend = info.partition("ATen parallel backend:")[2].strip().partition("\n")[0]
+        return None, f"torch runs its threads with {backend or 'an unknown backend'}, not OpenMP"
+    # The order of the dynamic linker: global symbols first (a preloaded runtime wins for torch
+    # too), then what libtorch_cpu itself is linked to. libomp and libiomp5 export the GOMP_
+    # entry points as well.
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    missing: list[str] = []
+    for name in (None, str(torch_library)):
+        try:
+            library = ctypes.CDLL(name)
+            runtime = ParallelRuntime(
+                parallel_address=_address_of(library.GOMP_parallel),
+                thread_num_address=_address_of(library.omp_get_thread_num),
+            )
+        except (OSError, AttributeError) as error:
+            missing.append(str(error))
+            continue
+        return runtime, f"OpenMP of {name or 'the process'}"
+    return None, "no OpenMP runtime with GOMP_parallel: " + "; ".join(missing)
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: NUMBA_CACHE_DIR, else the user's cache directory.
+
+    A digest of the shared kernel sources is part of the path, because numba looks only at the
+    file of the kernel itself when it decides whether cached code is stale.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    if configured:
+        root = Path(configured)
+    else:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halstack"
+    directory = root / f"kernels-{_shared_source_digest()}"
+    directory.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory, os.W_OK):
+        raise PermissionError(
+            f"compiled kernels cannot be cached: {directory} is not writable; "
+            "set NUMBA_CACHE_DIR to a directory that is"
+        )
+    return directory
+
+
+@functools.cache
+def _shared_source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _cache_directory() -> Iterator[None]:
+    """Point numba at our cache while we compile, and only then: the setting is the process'."""
+    before = _numba_config.CACHE_DIR
+    _numba_config.CACHE_DIR = str(cache_directory())
+    try:
+        yield
+    finally:
+        _numba_config.CACHE_DIR = before
+
+
+def _address_of(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if address is None:
+        raise OSError(f"{function} has no address")
+    return address
+
+
+def _parallel_call(runtime: ParallelRuntime) -> Callable[[object, object, int, object], None]:
+    """GOMP_parallel(void (*function)(void *), void *data, unsigned num_threads, unsigned flags).
+
+    The call releases the interpreter's lock; a launch on the calling thread keeps it, because
+    getting it back from a busy thread can cost more than the small kernel.
+    """
+    prototype = ctypes.CFUNCTYPE(
+        None, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint32
+    )
+    call: Callable[[object, object, int, object], None] = prototype(runtime.parallel_address)
+    return call
+
+
+@functools.cache
+def _run_team() -> CompiledWorker:
+    """What each thread of the team runs: take items, call the worker, until none is left."""
+
+    def run_team(header_address: int) -> None:
+        header = pointer_int64(header_address)
+        thread = call_int(header[_THREAD_NUM])
+        num_items = header[_NUM_ITEMS]
+        grain = header[_GRAIN]
+        while True:
+            begin = atomic_fetch_add(header_address + 8 * _NEXT_ITEM, grain)
+            if begin >= num_items:
+                return
+            end = min(begin + grain, num_items)
+            call_worker(header[_WORKER], header[_ARGUMENTS], begin, end, thread)
+
+    return _compile_runner(run_team)
+
+
+@functools.cache
+def _run_here() -> CompiledWorker:
+    """Runs the worker over all items on the calling thread."""
+
+    def run_here(header_address: int) -> None:
+        header = pointer_int64(header_address)
+        call_worker(header[_WORKER], header[_ARGUMENTS], 0, header[_NUM_ITEMS], 0)
+
+    return _compile_runner(run_here)
+
+
+def _compile_runner(function: Callable[[int], None]) -> CompiledWorker:
+    with _cache_directory():
+        compiled = _cfunc(types.void(types.int64), cache=True, error_model="numpy")(function)
+    return CompiledWorker(function.__qualname__, int(compiled.address), compiled)
