@@ -1,0 +1,182 @@
+"""Bound ops: what the engine calls. A callable per call site with a counter per token range.
+
+A call pays for one counter and, where the plan has token ranges, a comparison; selection happened
+long before. Counters never miss a call: `next` of an `itertools.count` is one step of the
+interpreter, so threads cannot lose one between reading and writing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hal.candidates import Bind, Kernel
+from hal.errors import BindingError
+from hal.ops.request import TokenRange
+from hal.plan import Plan, PlannedOp
+
+BoundOp = Callable[..., Any]  # op(num_tokens, *args) -> what the kernel returns
+
+
+class CallCounter:
+    """Counts calls; safe from several threads."""
+
+    __slots__ = ("_count", "tick")
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self.tick: Callable[[], int] = self._count.__next__
+
+    @property
+    def value(self) -> int:
+        # The only way to read an itertools.count without advancing it is its documented repr.
+        return int(repr(self._count)[len("count(") : -1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCount:
+    """Calls of one call site through one implementation in one token range."""
+
+    site: str
+    op: str
+    phase: str
+    implementation: str
+    tier: str
+    tokens: TokenRange
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    site: str
+    planned: PlannedOp
+    counter: CallCounter
+
+
+class BoundOps:
+    """Binds the call sites of one plan in this process, and reports what was called."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._bound: list[_Bound] = []
+        self._loaded: dict[str, Bind] = {}
+        self._by_site: dict[tuple[str, str], list[PlannedOp]] = {}
+        for op in plan.ops:
+            for name in op.site.names():
+                self._by_site.setdefault((name, op.site.request.phase), []).append(op)
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    def bind(self, site: str, phase: str = "any", **static: Any) -> BoundOp:
+        """The callable of one call site.
+
+        static: the load-time arguments of the op (weight, bias, scale, group…). Raises BindingError
+        if the plan has no such site, the site is bound already, or the chosen implementation
+        refuses the arguments: it never takes another one instead.
+        """
+        planned = sorted(self._by_site.get((site, phase), ()), key=lambda op: op.tokens)
+        who = f"binding of {site}" + ("" if phase == "any" else f" ({phase})")
+        if not planned:
+            known = sorted({f"{n} ({p})" for n, p in self._by_site})
+            raise BindingError(who, "a call site of the plan", "no such site", f"known: {known}")
+        if any(b.site == site and b.planned.site.request.phase == phase for b in self._bound):
+            raise BindingError(who, "one binding a site", "it is bound already", "bind it once")
+        kernels = [self._load(who, op, static) for op in planned]
+        counters = [CallCounter() for _ in planned]
+        self._bound += [
+            _Bound(site, op, counter) for op, counter in zip(planned, counters, strict=True)
+        ]
+        if len(planned) == 1:
+            return _single(kernels[0], counters[0])
+        return _ranged(who, [op.tokens for op in planned], kernels, counters)
+
+    def _load(self, who: str, planned: PlannedOp, static: Mapping[str, Any]) -> Kernel:
+        choice = planned.choice
+        bind = self._loaded.get(choice.name)
+        try:
+            if bind is None:
+                bind = self._loaded[choice.name] = choice.load()
+            return bind(planned.site.request.with_tokens(planned.tokens), **static)
+        except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise BindingError(
+                who,
+                f"{choice.name} to load and take the arguments it said it supports",
+                f"{type(error).__name__}: {error}",
+                f"report it to {choice.distribution}; to run meanwhile, choose another candidate "
+                f"with --use {planned.site.request.label}=NAME",
+            ) from error
+
+    def unbound_sites(self) -> list[str]:
+        """Sites of the plan that nothing has bound (a plan and a model that disagree)."""
+        bound = {(b.site, b.planned.site.request.phase) for b in self._bound}
+        return sorted(f"{site} ({phase})" for site, phase in self._by_site.keys() - bound)
+
+    def counts(self) -> Iterator[CallCount]:
+        """Calls so far, one row per call site and token range."""
+        for bound in self._bound:
+            request, choice = bound.planned.site.request, bound.planned.choice
+            yield CallCount(
+                site=bound.site,
+                op=request.label.removesuffix(f".{request.phase}"),
+                phase=request.phase,
+                implementation=choice.name,
+                tier=choice.tier.label,
+                tokens=bound.planned.tokens,
+                calls=bound.counter.value,
+            )
+
+
+def _single(kernel: Kernel, counter: CallCounter) -> BoundOp:
+    tick = counter.tick
+
+    def call(num_tokens: int, *args: Any) -> Any:
+        tick()
+        return kernel(*args)
+
+    return call
+
+
+def _ranged(
+    who: str,
+    ranges: Sequence[TokenRange],
+    kernels: Sequence[Kernel],
+    counters: Sequence[CallCounter],
+) -> BoundOp:
+    limits = [r.high for r in ranges]
+    ticks = [counter.tick for counter in counters]
+    if len(ranges) == 2:
+        border = limits[0]
+        low_tick, high_tick = ticks
+        low_kernel, high_kernel = kernels
+
+        def call_two(num_tokens: int, *args: Any) -> Any:
+            if num_tokens <= border:
+                low_tick()
+                return low_kernel(*args)
+            high_tick()
+            return high_kernel(*args)
+
+        return call_two
+
+    # One more entry, so that a call beyond the plan is an error that names the site.
+    def beyond(*args: Any) -> Any:
+        raise BindingError(
+            who,
+            f"at most {limits[-1]} tokens a call",
+            "more",
+            "raise max_num_batched_tokens so that the plan covers it",
+        )
+
+    table = [*zip(ticks, kernels, strict=True), (CallCounter().tick, beyond)]
+
+    def call(num_tokens: int, *args: Any) -> Any:
+        tick, kernel = table[bisect_left(limits, num_tokens)]
+        tick()
+        return kernel(*args)
+
+    return call

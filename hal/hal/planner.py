@@ -1,0 +1,154 @@
+"""Makes plans: asks every backend for candidates, selects per site and range, and is strict.
+
+A lost fast path is an error before any weight is read, unless a waiver names it; all of them are
+reported together, each with the waiver that would allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hal.candidates import KernelCandidate
+from hal.device import DevicePolicy, DeviceSpec
+from hal.errors import PlanError
+from hal.ops import CATALOGUE
+from hal.ops.request import OpRequest
+from hal.plan import OpSite, Plan, PlannedOp
+from hal.ranges import decide_ranges
+from hal.selection import Decision, SelectionRules, select
+from hal.suggestions import did_you_mean
+from hal.waivers import Waiver, WaiverBook, waiver_text
+
+CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What a plan is made from. `use` is the explicit choice per op (`--use`)."""
+
+    sites: Sequence[OpSite]
+    device: DeviceSpec
+    policy: DevicePolicy
+    candidates: CandidateSource
+    waivers: WaiverBook
+    use: Mapping[str, str] = field(default_factory=dict)
+    allowed_semantics: frozenset[str] = frozenset()
+
+
+def plan_ops(
+    inputs: PlanInputs, *, on_decision: Callable[[Decision], None] | None = None
+) -> list[PlannedOp]:
+    """Decides every site.
+
+    Raises SelectionError (an explicit choice that cannot serve, a request that nothing serves) and
+    PlanError (lost fast paths without waiver, all of them).
+    """
+    _check_use(inputs)
+    planned: list[PlannedOp] = []
+    violations: list[str] = []
+    stanzas: list[str] = []
+    for site in inputs.sites:
+        ops, problems, waivers = _plan_site(inputs, site)
+        planned += ops
+        violations += [p for p in problems if p not in violations]
+        stanzas += [w for w in waivers if w not in stanzas]
+    for op in planned:
+        if on_decision is not None:
+            on_decision(op.decision)
+    if violations:
+        raise PlanError(
+            f"plan for {inputs.device.name} ({inputs.device.device_id})",
+            "the best tier known for this device at every call site",
+            "lost fast paths: " + " | ".join(violations),
+            "install or enable what the reasons name; or allow it in the waiver file:\n"
+            + "\n".join(stanzas),
+        )
+    inputs.waivers.check_after_planning(
+        [(s, site.request) for site in inputs.sites for s in site.names()]
+    )
+    return planned
+
+
+def _check_use(inputs: PlanInputs) -> None:
+    """Every `--use` key must name an op of this plan: an ignored request is an error."""
+    known = {site.request.label for site in inputs.sites} | {s.request.op for s in inputs.sites}
+    for key in inputs.use:
+        if key not in known:
+            raise PlanError(
+                f"explicit choice --use {key}={inputs.use[key]}",
+                "an op of this model's plan",
+                key,
+                did_you_mean(key, known),
+            )
+
+
+def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[str], list[str]]:
+    request = site.request
+    candidates = inputs.candidates(request.op, inputs.device)
+    semantic = inputs.waivers.match(request, site.site, inputs.device, kind="semantic")
+    allowed = inputs.allowed_semantics | (frozenset({"*"}) if semantic else frozenset())
+    rules = SelectionRules(explicit=inputs.use, allowed_semantics=allowed, policy=inputs.policy)
+
+    def choose(part: OpRequest, held: str | None) -> Decision:
+        return select(part, candidates, rules, held=held)
+
+    weighted = CATALOGUE[request.op].is_weighted
+    ops: list[PlannedOp] = []
+    problems: list[str] = []
+    stanzas: list[str] = []
+    for tokens, decision in decide_ranges(request, choose, is_weighted=weighted):
+        waiver = _waiver_of_semantics(semantic, decision)
+        if decision.lost is not None:
+            tier_waiver = inputs.waivers.match(request, site.site, inputs.device, kind="tier")
+            if tier_waiver is None:
+                lost = decision.lost.describe(decision.choice)
+                problems.append(f"{site.site} ({request.label}, {tokens} tokens): {lost}")
+                stanzas.append(waiver_text(request, site.site, inputs.device, kind="tier"))
+            else:
+                waiver = tier_waiver
+        text = None if waiver is None else waiver.describe()
+        ops.append(PlannedOp(site=site, tokens=tokens, decision=decision, waiver=text))
+    return ops, problems, stanzas
+
+
+def _waiver_of_semantics(semantic: Waiver | None, decision: Decision) -> Waiver | None:
+    return semantic if decision.semantic_notes else None
+
+
+def create_plan(
+    inputs: PlanInputs,
+    *,
+    model: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    kv_bytes_per_token: int,
+    notes: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+    world_size: int = 1,
+    on_decision: Callable[[Decision], None] | None = None,
+) -> Plan:
+    """A plan for `world_size` ranks of the same device."""
+    ops = plan_ops(inputs, on_decision=on_decision)
+    return Plan(
+        model=model,
+        devices=[inputs.device.to_dict() | {"rank": rank} for rank in range(world_size)],
+        settings=settings,
+        kv_bytes_per_token=kv_bytes_per_token,
+        ops=ops,
+        notes=[*notes, *_copy_notes(ops)],
+        versions=versions or {},
+    )
+
+
+def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Where ranges of one site pack the weight differently, the memory holds it more than once."""
+    layouts: dict[OpSite, set[str]] = {}
+    for op in ops:
+        if CATALOGUE[op.site.request.op].is_weighted:
+            layouts.setdefault(op.site, set()).add(op.choice.weight_layout or op.choice.name)
+    return [
+        f"{site.site}: the weight is held {len(held)} times ({', '.join(sorted(held))})"
+        for site, held in layouts.items()
+        if len(held) > 1
+    ]

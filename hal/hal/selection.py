@@ -1,0 +1,272 @@
+"""Selection: the only place where an implementation is chosen for a request.
+
+The rule, stated once. Of the candidates that can serve the request, the best is the one with
+
+1. the higher tier;
+2. then the lower estimated time at the upper end of the request's token range (a candidate that
+   nobody measured comes after every one that was measured);
+3. then the lexically smaller (distribution, candidate name).
+
+Nothing else counts, in particular not the order in which plug-ins were loaded. An explicit choice
+replaces the rule: it serves or it raises. The decision carries every other candidate with the
+reasons why it was not chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hal.candidates import KernelCandidate, SemanticNote
+from hal.device import DevicePolicy
+from hal.errors import SelectionError
+from hal.ops.request import OpRequest
+from hal.reasons import Reason, ReasonKind
+from hal.suggestions import did_you_mean
+from hal.tiers import Tier
+
+# Below this an implementation counts as a lost fast path even if nothing better is known: a better
+# one is owed.
+FLOOR_TIER = Tier.TUNED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A candidate that was not chosen, and why."""
+
+    name: str
+    tier: Tier
+    reasons: tuple[Reason, ...]
+    estimate_us: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "tier": self.tier.label,
+            "estimate_us": self.estimate_us,
+            "reasons": [reason.to_dict() for reason in self.reasons],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostFastPath:
+    """A choice that is worse than what the device could have: an error unless it is waived."""
+
+    better: str  # the candidate that should have served, or "" if none exists
+    better_tier: Tier
+    reasons: tuple[Reason, ...]
+
+    def describe(self, chosen: KernelCandidate) -> str:
+        if not self.better:
+            return (
+                f"{chosen.name} is {chosen.tier.label}; at least {self.better_tier.label} is "
+                "required and no candidate of that tier is for this kind of request"
+            )
+        why = "; ".join(str(reason) for reason in self.reasons)
+        return (
+            f"{chosen.name} is {chosen.tier.label}; "
+            f"{self.better} is {self.better_tier.label} ({why})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The choice for one request and the trace of how it came about."""
+
+    request: OpRequest
+    choice: KernelCandidate
+    estimate_us: float | None
+    rejected: tuple[Rejection, ...]
+    semantic_notes: tuple[SemanticNote, ...] = ()
+    lost: LostFastPath | None = None
+    is_explicit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRules:
+    """What the user and the device say about choosing.
+
+    explicit: `--use` entries, op label or op name -> candidate name. allowed_semantics: names of
+    semantic notes that the user asked for or waived, as globs. policy: of the device.
+    """
+
+    explicit: Mapping[str, str]
+    allowed_semantics: frozenset[str] = frozenset()
+    policy: DevicePolicy = field(default_factory=DevicePolicy)
+
+    def explicit_choice(self, request: OpRequest) -> str | None:
+        """The most specific entry wins: `attention.decode` before `attention`."""
+        return self.explicit.get(request.label, self.explicit.get(request.op))
+
+
+def select(
+    request: OpRequest,
+    candidates: Sequence[KernelCandidate],
+    rules: SelectionRules,
+    *,
+    held: str | None = None,
+) -> Decision:
+    """Chooses for one request.
+
+    held: a candidate of the winning tier that neighbouring token ranges use already and that is to
+    be used here too, since a switch would gain too little (`hal.ranges`).
+    Raises SelectionError if an explicit choice cannot serve or no candidate can.
+    """
+    tokens = request.tokens.high
+    unmet = {c.name: _unmet(request, c, rules) for c in candidates}
+    estimates = {c.name: c.estimate_us(request, tokens) for c in candidates if not unmet[c.name]}
+    wanted = rules.explicit_choice(request)
+    if wanted is not None:
+        choice = _explicit(request, wanted, candidates, unmet)
+    else:
+        able = [c for c in candidates if not unmet[c.name]]
+        if not able:
+            raise _none_can_serve(request, candidates, unmet)
+        choice = min(able, key=lambda c: (c.name != held, *_rank(c, estimates[c.name])))
+    rejected = tuple(
+        Rejection(
+            name=c.name,
+            tier=c.tier,
+            reasons=tuple(unmet[c.name]) or (_why_behind(c, choice, wanted, estimates),),
+            estimate_us=estimates.get(c.name),
+        )
+        for c in sorted(candidates, key=lambda c: _rank(c, estimates.get(c.name)))
+        if c.name != choice.name
+    )
+    return Decision(
+        request=request,
+        choice=choice,
+        estimate_us=estimates[choice.name],
+        rejected=rejected,
+        semantic_notes=tuple(choice.semantic_notes(request)),
+        lost=None if wanted is not None else _lost(choice, rejected),
+        is_explicit=wanted is not None,
+    )
+
+
+def _rank(candidate: KernelCandidate, estimate_us: float | None) -> tuple[Any, ...]:
+    unmeasured = float("inf")
+    return (
+        -candidate.tier,
+        unmeasured if estimate_us is None else estimate_us,
+        candidate.distribution,
+        candidate.name,
+    )
+
+
+def _unmet(request: OpRequest, candidate: KernelCandidate, rules: SelectionRules) -> list[Reason]:
+    reasons = list(candidate.not_supported_reasons(request))
+    for pattern, why in rules.policy.disabled.items():
+        if fnmatchcase(candidate.name, pattern):
+            reasons.append(
+                Reason(
+                    what="device policy",
+                    required=f"{candidate.name} enabled",
+                    found=f"disabled: {why}",
+                    kind=ReasonKind.POLICY,
+                )
+            )
+    if request.graph_mode == "graph" and not candidate.is_graph_safe:
+        reasons.append(
+            Reason(what="graph mode", required="safe to capture", found="not safe to capture")
+        )
+    if reasons:
+        return reasons
+    for note in candidate.semantic_notes(request):
+        if not any(fnmatchcase(note.name, pattern) for pattern in rules.allowed_semantics):
+            reasons.append(
+                Reason(
+                    what=f"semantics ({note.name})",
+                    required="the numbers that the request names",
+                    found=note.text,
+                    kind=ReasonKind.SEMANTIC,
+                )
+            )
+    return reasons
+
+
+def _explicit(
+    request: OpRequest,
+    wanted: str,
+    candidates: Sequence[KernelCandidate],
+    unmet: Mapping[str, Sequence[Reason]],
+) -> KernelCandidate:
+    who = f"explicit choice --use {request.label}={wanted}"
+    by_name = {c.name: c for c in candidates}
+    if wanted not in by_name:
+        raise SelectionError(
+            who,
+            f"the name of a candidate for {request.label} on this device",
+            wanted,
+            did_you_mean(wanted, by_name),
+        )
+    if unmet[wanted]:
+        raise SelectionError(
+            who,
+            "; ".join(f"{r.what}: {r.required}" for r in unmet[wanted]),
+            "; ".join(f"{r.what}: {r.found}" for r in unmet[wanted]),
+            "choose another candidate or leave the choice to selection; "
+            "an explicit choice is never degraded",
+        )
+    return by_name[wanted]
+
+
+def _none_can_serve(
+    request: OpRequest,
+    candidates: Sequence[KernelCandidate],
+    unmet: Mapping[str, Sequence[Reason]],
+) -> SelectionError:
+    lines = [
+        f"{c.name} ({c.tier.label}): " + "; ".join(str(r) for r in unmet[c.name])
+        for c in sorted(candidates, key=lambda c: c.name)
+    ]
+    return SelectionError(
+        f"selection of {request.label} for {request.tokens} tokens, {request.arguments()}",
+        "one candidate that can serve it",
+        "none of " + (" | ".join(lines) if lines else "no candidates at all"),
+        "install or enable a backend that offers one, or change the precision or the arguments",
+    )
+
+
+def _why_behind(
+    candidate: KernelCandidate,
+    choice: KernelCandidate,
+    wanted: str | None,
+    estimates: Mapping[str, float | None],
+) -> Reason:
+    """Why a candidate that can serve is not the choice."""
+    if wanted is not None:
+        return Reason(
+            what="explicit choice", required=candidate.name, found=wanted, kind=ReasonKind.EXPLICIT
+        )
+    mine, best = estimates[candidate.name], estimates[choice.name]
+    if candidate.tier != choice.tier:
+        what, required, found = "tier", choice.tier.label, candidate.tier.label
+    elif mine is not None and best is not None and mine < best:
+        what = "gain of a switch between token ranges"
+        required = f"enough below {_us(best)} ({choice.name}, held for other ranges)"
+        found = _us(mine)
+    elif best is not None or mine is not None:
+        what = "estimated time"
+        required = f"below {_us(best)} ({choice.name})"
+        found = _us(mine)
+    else:
+        what, required, found = "name order, nothing measured", choice.name, candidate.name
+    return Reason(what=what, required=required, found=found, kind=ReasonKind.RANKED)
+
+
+def _us(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.1f} µs"
+
+
+def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPath | None:
+    """The best candidate that this device could run if something were fixed, or the floor."""
+    for loser in rejected:
+        fixable = all(r.kind.is_attainable for r in loser.reasons)
+        if fixable and loser.tier > choice.tier:
+            return LostFastPath(better=loser.name, better_tier=loser.tier, reasons=loser.reasons)
+    if choice.tier < FLOOR_TIER:
+        return LostFastPath(better="", better_tier=FLOOR_TIER, reasons=())
+    return None
