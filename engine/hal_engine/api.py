@@ -78,7 +78,9 @@ class TokenEvent:
     text: str
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # on the first event only
+    # Of each prompt token given those before it, None for the first; on the first event only.
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None  # beside it
     finish_reason: FinishReason | None = None
     error: str | None = None  # for people; set when finish_reason is "error"
     num_prompt_tokens: int = 0
@@ -143,10 +145,18 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Control tokens (EOS, chat markers, …): never part of the generated text."""
+        ...
+
+    @property
     def has_chat_template(self) -> bool: ...
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
-    def token_bytes(self, token_id: int) -> bytes: ...
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes this token adds to a text; for a special token, those of its literal name."""
+        ...
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
