@@ -1,0 +1,1 @@
+"""Reading model weights: safetensors folders and GGUF files, checked before they are served."""
