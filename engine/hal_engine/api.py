@@ -1,7 +1,7 @@
 """What passes between the server, the engine loop and the scheduler: requests in, token events out.
 
-Everything here is plain data: no torch, no HTTP. The server builds a `GenerationRequest`; the engine
-answers with a stream of `TokenEvent`; the last event of a stream carries a `finish_reason`.
+Everything here is plain data: no torch, no HTTP. The server builds a `GenerationRequest`; the
+engine answers with a stream of `TokenEvent`; the last event of a stream has a `finish_reason`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Batch:
         return len(self.decode) + sum(len(item.token_ids) for item in self.prefill)
 
     def to_json(self) -> bytes:
-        """The batch as compact JSON: two lists of `[seq_id, token_ids, start, block_ids, logits]`."""
+        """Compact JSON: two lists of `[seq_id, token_ids, start, block_ids, logits]`."""
         rows = [
             [[s.seq_id, s.token_ids, s.start, s.block_ids, s.logits] for s in group]
             for group in (self.decode, self.prefill)
@@ -59,7 +59,9 @@ class Batch:
         rows: Any = json.loads(data)
         if not isinstance(rows, list) or len(rows) != 2:
             raise ValueError("batch: a list of two groups (decode, prefill) is required")
-        decode, prefill = (_read_group(rows[i], name) for i, name in enumerate(("decode", "prefill")))
+        decode, prefill = (
+            _read_group(rows[i], name) for i, name in enumerate(("decode", "prefill"))
+        )
         for item in decode:
             if len(item.token_ids) != 1:
                 raise ValueError(

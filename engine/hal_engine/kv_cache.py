@@ -171,7 +171,7 @@ class BlockPool:
             self.release([block_id])
 
     def check_invariants(self, owners: Iterable[Sequence[int]]) -> None:
-        """Raises RuntimeError if the books disagree with `owners` (each a block table) or itself."""
+        """Raises RuntimeError if the books disagree with `owners` (block tables) or each other."""
         expected = [0] * self.num_blocks
         for table in owners:
             if len(set(table)) != len(table):

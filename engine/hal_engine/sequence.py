@@ -23,7 +23,7 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """`token_ids` is prompt plus generated; the first `num_computed` of them are in the KV cache."""
+    """`token_ids` is prompt plus generated; the first `num_computed` are in the KV cache."""
 
     seq_id: int
     request: GenerationRequest
