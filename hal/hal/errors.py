@@ -1,0 +1,111 @@
+"""Every error class of the hardware layer, and the one message format they share.
+
+A message names who complains, what was required, what was found and the remedy, so that
+the reader can act on it without reading code.
+"""
+
+
+class HalError(Exception):
+    """Root of the errors that are meant for a user.
+
+    Args:
+        who: the component, plug-in, file or call site that complains.
+        required: what it needed.
+        found: what it got instead.
+        remedy: what the reader can do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, who: str, required: str, found: str, remedy: str) -> None:
+        # All four go to Exception.args, which keeps the error picklable across processes.
+        super().__init__(who, required, found, remedy)
+        self.who = who
+        self.required = required
+        self.found = found
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return (
+            f"{self.who}\n  required: {self.required}\n  found:    {self.found}"
+            f"\n  remedy:   {self.remedy}"
+        )
+
+    def one_line(self) -> str:
+        """The same message on one line, for tables and logs."""
+        text = f"{self.who}: required {self.required}; found {self.found}; remedy: {self.remedy}"
+        return " ".join(text.split())
+
+    def to_document(self) -> dict[str, str]:
+        """The message as a JSON-ready dictionary."""
+        return {
+            "error": type(self).__name__,
+            "who": self.who,
+            "required": self.required,
+            "found": self.found,
+            "remedy": self.remedy,
+        }
+
+
+class SettingsError(HalError):
+    """A setting is unknown, malformed, contradictory or consumed by nobody."""
+
+
+class WaiverError(HalError):
+    """A waiver is malformed, expired, unused, over-broad or used beyond its share."""
+
+
+class HostReadError(HalError):
+    """Something exists on the host but cannot be read, or a command cannot be run."""
+
+
+class PluginError(HalError):
+    """A plug-in could not be loaded, or one of its hooks failed or answered nonsense."""
+
+
+class PluginRejectedError(PluginError):
+    """A plug-in was refused before any of its code but `hal_backend_info` ran."""
+
+
+class DeviceClaimError(PluginError):
+    """Two distributions claim the same device."""
+
+
+class DetectionError(HalError):
+    """A device is present but its description cannot be obtained."""
+
+
+class DeviceNotFoundError(HalError):
+    """A device was asked for that no loaded plug-in has detected."""
+
+
+class RequestError(HalError):
+    """An op request is inconsistent, or names an op the catalogue does not have."""
+
+
+class SelectionError(HalError):
+    """No candidate may serve a request, or an explicit choice cannot be honoured."""
+
+
+class PlanError(HalError):
+    """A plan cannot be made, read, or does not fit what it is applied to."""
+
+
+class BindingError(HalError):
+    """A chosen candidate cannot be bound to its call site."""
+
+
+class AuditError(HalError):
+    """What ran is not what was planned."""
+
+
+class ConfigError(HalError):
+    """A model's configuration is missing something or is not supported."""
+
+
+class CheckpointError(HalError):
+    """A checkpoint's tensors are missing, extra, misshapen, truncated or not finite."""
+
+
+class UsageError(HalError):
+    """A command line is wrong: an unknown command, option or value."""
