@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-FloatFormat = Literal["fp32", "bf16", "fp16"]
+FloatFormat = Literal["float32", "bfloat16", "float16"]
 SourceFormat = Literal["huggingface", "gguf"]
 
 
@@ -115,9 +115,9 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_dim
 
     def stored_format(self, tensor_name: str) -> str:
-        """Format of a tensor in the checkpoint: fp32, bf16, fp16, int8_g32, int4_g32,
+        """A name of hal.ops.formats: float32, bfloat16, float16, int8_g32, int4_g32,
         int4_g32_asym, or `gguf_<type>` for a block type that has no group format."""
-        return self.stored_formats.get(tensor_name, self.dtype or "fp32")
+        return self.stored_formats.get(tensor_name, self.dtype or "float32")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a plan or a log; without the per-tensor table."""

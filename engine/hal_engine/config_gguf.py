@@ -20,7 +20,7 @@ from hal_engine.config_values import (
 
 # Mistral models are published with the architecture "llama"; the arithmetic is the same.
 _FAMILIES: dict[str, Family] = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_FLOATS: dict[str, FloatFormat] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_FLOATS: dict[str, FloatFormat] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -90,7 +90,11 @@ _ARITHMETIC_KEY = re.compile(
 )
 # Values that switch such a key off.
 _NEUTRAL_VALUES: tuple[Any, ...] = (None, False, [], {})
-_DTYPES: dict[str, FloatFormat] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES: dict[str, FloatFormat] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -154,7 +158,7 @@ def _refuse_quantisation(values: StrictValues) -> None:
         method = block.get("quant_method", "unnamed") if isinstance(block, dict) else block
         raise values.error(
             key,
-            "unquantised weights (fp32, bf16, fp16) or a GGUF file",
+            "unquantised weights (float32, bfloat16, float16) or a GGUF file",
             said(f"quantisation method {method!r}"),
             "use the unquantised checkpoint or a Q4_0, Q4_1 or Q8_0 GGUF of it",
         )

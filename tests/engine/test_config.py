@@ -89,8 +89,7 @@ def assert_same(ours: ModelConfig, theirs: Any) -> None:
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     eos = theirs.eos_token_id
     assert list(ours.eos_token_ids) == (eos if isinstance(eos, list) else [eos])
-    dtypes = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
-    assert dtypes[str(ours.dtype)] == str(theirs.dtype)
+    assert f"torch.{ours.dtype}" == str(theirs.dtype)
 
 
 @pytest.mark.parametrize("family", list(CONFIG_CLASSES))
@@ -155,7 +154,7 @@ def test_the_old_spelling_is_read(tmp_path: Path) -> None:
     scaling = {"type": "linear", "factor": 4.0}
     config = load_model_config(write(tmp_path, rope_scaling=scaling))
     assert (config.rope.theta, config.rope.type, config.rope.factor) == (20000.0, "linear", 4.0)
-    assert (config.dtype, config.head_dim, config.eos_token_ids) == ("bf16", 16, (2,))
+    assert (config.dtype, config.head_dim, config.eos_token_ids) == ("bfloat16", 16, (2,))
 
 
 def test_generation_config_has_the_last_word_on_end_tokens(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import re
 
 # ggml tensor type -> the format's name in hal.ops.formats. Other block types have no group format.
 FORMAT_OF_TYPE = {
-    "F32": "fp32",
-    "F16": "fp16",
-    "BF16": "bf16",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
     "Q4_0": "int4_g32",
     "Q4_1": "int4_g32_asym",
     "Q8_0": "int8_g32",
