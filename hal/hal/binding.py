@@ -57,14 +57,16 @@ class _Bound:
 
 
 class BoundOps:
-    """Binds the call sites of one plan in this process, and reports what was called."""
+    """Binds one rank's call sites of a plan in this process, and reports what was called."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, rank: int = 0) -> None:
         self._plan = plan
         self._bound: list[_Bound] = []
         self._loaded: dict[str, Bind] = {}
         self._by_site: dict[tuple[str, str], list[PlannedOp]] = {}
         for op in plan.ops:
+            if rank not in op.site.ranks:
+                continue
             for name in op.site.names():
                 self._by_site.setdefault((name, op.site.request.phase), []).append(op)
 

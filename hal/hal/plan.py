@@ -22,11 +22,12 @@ SCHEMA = "halstack.plan/1"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSite:
     """A call site of a model. `site` has "*" for the layer number where layers share the request;
-    `layers` lists them; empty for a site outside the layers."""
+    `layers` lists them; empty for a site outside the layers. ranks: of the group that call it."""
 
     site: str
     request: OpRequest
     layers: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = (0,)
 
     def names(self) -> tuple[str, ...]:
         """The names of the single call sites."""
@@ -53,6 +54,7 @@ class PlannedOp:
         return {
             "site": self.site.site,
             "layers": list(self.site.layers),
+            "ranks": list(self.site.ranks),
             "op": request.label.removesuffix(f".{request.phase}"),
             "phase": request.phase,
             "tokens": [self.tokens.low, self.tokens.high],
@@ -111,13 +113,6 @@ class Plan:
     def hash(self) -> str:
         return str(self.to_dict()["hash"])
 
-    def find(self, site: str, phase: str = "any") -> list[PlannedOp]:
-        """The planned ranges of one single call site, in order of tokens."""
-        found = [
-            op for op in self.ops if site in op.site.names() and op.site.request.phase == phase
-        ]
-        return sorted(found, key=lambda op: op.tokens)
-
     def waivers_in_use(self) -> list[str]:
         """One line per waiver that this plan needs, without repetition."""
         return sorted({op.waiver for op in self.ops if op.waiver})
@@ -147,17 +142,24 @@ def _stable(value: Any) -> Any:
     return value
 
 
-def group_sites(sites: Iterable[tuple[str, int | None, OpRequest]]) -> list[OpSite]:
-    """Merges (site pattern, layer, request) triples whose pattern and request are equal.
+def group_sites(sites: Iterable[tuple[str, int | None, int, OpRequest]]) -> list[OpSite]:
+    """Merges (site pattern, layer, rank, request) whose pattern and request are equal.
 
     The order is that of first appearance.
     """
-    layers: dict[tuple[str, OpRequest], list[int]] = {}
-    for pattern, layer, request in sites:
-        members = layers.setdefault((pattern, request), [])
+    layers: dict[tuple[str, OpRequest], dict[int, None]] = {}
+    ranks: dict[tuple[str, OpRequest], dict[int, None]] = {}
+    for pattern, layer, rank, request in sites:
+        members = layers.setdefault((pattern, request), {})
         if layer is not None:
-            members.append(layer)
+            members[layer] = None
+        ranks.setdefault((pattern, request), {})[rank] = None
     return [
-        OpSite(site=pattern, request=request, layers=tuple(members))
+        OpSite(
+            site=pattern,
+            request=request,
+            layers=tuple(members),
+            ranks=tuple(ranks[pattern, request]),
+        )
         for (pattern, request), members in layers.items()
     ]

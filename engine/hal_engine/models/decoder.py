@@ -1,0 +1,300 @@
+"""The decoder of the Llama family, built from parts: embedding, layers, norm, head.
+
+Every arithmetic step is a bound op; this file only says in which order they are called. A later
+family adds a part (another attention, another feed-forward) and its requests in `sites.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from hal.binding import BoundOp, BoundOps
+from hal.ops.attention import AttentionMetadata
+from hal.ops.collective import CollectiveGroup
+from hal.ops.formats import torch_dtype
+from hal_engine.checkpoint.protocol import Checkpoint
+from hal_engine.config import ModelConfig
+from hal_engine.models.sites import (
+    DOWN_TENSOR,
+    EMBED_TENSOR,
+    GATE_UP_TENSORS,
+    OUTPUT_TENSOR,
+    QKV_TENSORS,
+    head_tensor,
+)
+from hal_engine.precision import Precision
+from hal_engine.rope_table import rope_cos_sin
+from hal_engine.shards import Shard
+from hal_engine.weights import Part, read_weight
+
+Progress = Callable[[int, int], None]  # (parts done, parts in all)
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step's tensors. Tokens of decoding sequences come first, one each, then the chunks.
+
+    token_ids, positions, slot_mapping: int64 [T]. decode and prefill describe the first
+    `num_decode_tokens` rows and the others; None where there are none. logit_rows: int64 [R] rows
+    whose logits are wanted, None for all rows.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_tokens: int
+    num_decode_tokens: int
+    decode: AttentionMetadata | None
+    prefill: AttentionMetadata | None
+    logit_rows: torch.Tensor | None
+    num_logit_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """What the parts of a model are built from."""
+
+    config: ModelConfig
+    precision: Precision
+    shard: Shard
+    ops: BoundOps
+    weights: Checkpoint
+    group: CollectiveGroup | None
+    cos_sin_cache: torch.Tensor
+
+    def gemm(
+        self, site: str, parts: list[Part], biases: list[Part], *, pad_rows_to: int = 0
+    ) -> BoundOp:
+        """Binds a matrix product. Its format is what the plan has for the site."""
+        target = self.precision.weight_format(self.config, [part.name for part in parts])
+        weight = read_weight(self.weights, parts, target, pad_rows_to=pad_rows_to)
+        bias = None
+        if biases:
+            dtype = torch_dtype(self.precision.dtype)
+            rows = [self.weights.read_float(b.name).to(dtype) for b in biases]
+            bias = torch.cat(
+                [
+                    r if b.rows is None else r[b.rows[0] : b.rows[1]]
+                    for r, b in zip(rows, biases, strict=True)
+                ]
+            )
+        return self.ops.bind(site, weight=weight, bias=bias)
+
+    def norm(self, site: str, tensor: str) -> BoundOp:
+        weight = self.weights.read_float(tensor).to(torch_dtype(self.precision.dtype))
+        return self.ops.bind(site, weight=weight.contiguous(), eps=self.config.rms_norm_eps)
+
+    def all_reduce(self, site: str) -> BoundOp | None:
+        return None if self.group is None else self.ops.bind(site, group=self.group)
+
+
+class AttentionBlock:
+    """Grouped-query attention with rotary positions over the paged cache of one layer."""
+
+    def __init__(self, context: BuildContext, layer: int) -> None:
+        config, shard = context.config, context.shard
+        name = f"model.layers.{layer}.self_attn"
+        dim = config.head_dim
+        self._q_size, self._kv_size = shard.num_heads * dim, shard.num_kv_heads * dim
+        self._head_dim = dim
+        q_rows = (shard.heads[0] * dim, shard.heads[1] * dim)
+        kv_rows = (shard.kv_heads[0] * dim, shard.kv_heads[1] * dim)
+        rows = (q_rows, kv_rows, kv_rows)
+        stem = f"model.layers.{layer}."
+        parts = [Part(name=stem + t, rows=r) for t, r in zip(QKV_TENSORS, rows, strict=True)]
+        biases = [
+            Part(name=stem + t.removesuffix("weight") + "bias", rows=r)
+            for t, r in zip(QKV_TENSORS, rows, strict=True)
+        ]
+        site = f"layers.{layer}."
+        self._qkv_proj = context.gemm(site + "qkv_proj", parts, biases if config.qkv_bias else [])
+        self._norms: tuple[BoundOp, BoundOp] | None = None
+        if config.qk_norm:
+            self._norms = (
+                context.norm(site + "q_norm", f"{name}.q_norm.weight"),
+                context.norm(site + "k_norm", f"{name}.k_norm.weight"),
+            )
+        self._rope = context.ops.bind(site + "rope", cos_sin_cache=context.cos_sin_cache)
+        self._kv_write = context.ops.bind(site + "kv_write")
+        scale = dim**-0.5
+        self._decode = context.ops.bind(site + "attention", "decode", scale=scale, sinks=None)
+        self._prefill = context.ops.bind(site + "attention", "prefill", scale=scale, sinks=None)
+        bias = config.output_bias and shard.rank == 0
+        self._o_proj = context.gemm(
+            site + "o_proj",
+            [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
+            [Part(name=f"{name}.o_proj.bias")] if bias else [],
+        )
+        self._all_reduce = context.all_reduce(site + "o_all_reduce")
+
+    def __call__(
+        self, x: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        n = step.num_tokens
+        qkv = self._qkv_proj(n, x)
+        q, k, v = qkv.split((self._q_size, self._kv_size, self._kv_size), dim=1)
+        if self._norms is not None:
+            q = self._norms[0](n, q.reshape(-1, self._head_dim)).view(n, -1)
+            k = self._norms[1](n, k.reshape(-1, self._head_dim)).view(n, -1)
+        self._rope(n, q, k, step.positions)
+        self._kv_write(n, k, v, k_cache, v_cache, step.slot_mapping)
+        out: torch.Tensor = self._o_proj(n, self._attend(q, step, k_cache, v_cache))
+        if self._all_reduce is not None:
+            out = self._all_reduce(n, out)
+        return out
+
+    def _attend(
+        self, q: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        first, rest = step.num_decode_tokens, step.num_tokens - step.num_decode_tokens
+        parts: list[torch.Tensor] = []
+        if step.decode is not None:
+            rows = q if rest == 0 else q[:first]
+            parts.append(self._decode(first, rows, k_cache, v_cache, step.decode))
+        if step.prefill is not None:
+            rows = q if first == 0 else q[first:]
+            parts.append(self._prefill(rest, rows, k_cache, v_cache, step.prefill))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class GatedFeedForward:
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, context: BuildContext, layer: int) -> None:
+        shard, config = context.shard, context.config
+        stem, site = f"model.layers.{layer}.", f"layers.{layer}."
+        parts = [Part(name=stem + t, rows=shard.features) for t in GATE_UP_TENSORS]
+        biases = [
+            Part(name=stem + t.removesuffix("weight") + "bias", rows=shard.features)
+            for t in GATE_UP_TENSORS
+        ]
+        self._gate_up_proj = context.gemm(
+            site + "gate_up_proj", parts, biases if config.mlp_bias else []
+        )
+        columns = shard.features if shard.world_size > 1 else None
+        bias = config.mlp_bias and shard.rank == 0
+        self._down_proj = context.gemm(
+            site + "down_proj",
+            [Part(name=stem + DOWN_TENSOR, columns=columns)],
+            [Part(name=f"{stem}mlp.down_proj.bias")] if bias else [],
+        )
+        self._all_reduce = context.all_reduce(site + "down_all_reduce")
+
+    def __call__(self, n: int, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._down_proj(n, self._gate_up_proj(n, x))
+        if self._all_reduce is not None:
+            out = self._all_reduce(n, out)
+        return out
+
+
+class DecoderLayer:
+    """Pre-norm attention and feed-forward; the residual is added inside the next norm."""
+
+    def __init__(self, context: BuildContext, layer: int) -> None:
+        name, site = f"model.layers.{layer}", f"layers.{layer}."
+        self._input_norm = context.norm(site + "input_norm", f"{name}.input_layernorm.weight")
+        self._attention = AttentionBlock(context, layer)
+        self._post_norm = context.norm(
+            site + "post_norm", f"{name}.post_attention_layernorm.weight"
+        )
+        self._feed_forward = GatedFeedForward(context, layer)
+        self._is_first = layer == 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        step: StepInputs,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        n = step.num_tokens
+        if self._is_first:
+            normed, residual = self._input_norm(n, x), x
+        else:
+            normed, residual = self._input_norm(n, x, residual)
+        attended = self._attention(normed, step, k_cache, v_cache)
+        normed, residual = self._post_norm(n, attended, residual)
+        return self._feed_forward(n, normed), residual
+
+
+class Decoder:
+    """A decoder-only model on one rank. `forward` gives fp32 logits of the rows asked for."""
+
+    def __init__(self, context: BuildContext, progress: Progress | None = None) -> None:
+        config = context.config
+        self._config = config
+        self._shard = context.shard
+        dtype = torch_dtype(context.precision.dtype)
+        embedding = context.weights.read_float(EMBED_TENSOR).to(dtype).contiguous()
+        self._embed = context.ops.bind("embed", weight=embedding)
+        self._layers = []
+        for layer in range(config.num_layers):
+            self._layers.append(DecoderLayer(context, layer))
+            if progress is not None:
+                progress(layer + 1, config.num_layers + 1)
+        self._final_norm = context.norm("final_norm", "model.norm.weight")
+        rows = context.shard.vocab
+        rows = (min(rows[0], config.vocab_size), min(rows[1], config.vocab_size))
+        whole = context.shard.world_size == 1
+        self._lm_head = context.gemm(
+            "lm_head",
+            [Part(name=head_tensor(config), rows=None if whole else rows)],
+            [],
+            pad_rows_to=context.shard.vocab_rows,
+        )
+        self._gather = None
+        if context.group is not None:
+            self._gather = context.ops.bind("lm_head_all_gather", group=context.group)
+        if progress is not None:
+            progress(config.num_layers + 1, config.num_layers + 1)
+
+    def forward(
+        self, step: StepInputs, caches: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        """fp32 logits [R, vocab_size].
+
+        caches: a layer's (k, v), each [num_blocks, block_size, num_kv_heads, head_dim].
+        """
+        hidden = self._embed(step.num_tokens, step.token_ids)
+        residual = hidden
+        for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
+            hidden, residual = layer(hidden, residual, step, k_cache, v_cache)
+        n = step.num_logit_rows
+        if n == 0:
+            return hidden.new_empty((0, self._config.vocab_size), dtype=torch.float32)
+        if step.logit_rows is not None:
+            hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
+        normed, _ = self._final_norm(n, hidden, residual)
+        logits: torch.Tensor = self._lm_head(n, normed)
+        if self._gather is not None:
+            gathered: torch.Tensor = self._gather(n, logits)
+            return gathered[:, : self._config.vocab_size]
+        return logits
+
+
+def build_decoder(
+    *,
+    config: ModelConfig,
+    precision: Precision,
+    shard: Shard,
+    ops: BoundOps,
+    weights: Checkpoint,
+    group: CollectiveGroup | None,
+    max_model_len: int,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Reads and binds everything. Raises CheckpointError and BindingError."""
+    context = BuildContext(
+        config=config,
+        precision=precision,
+        shard=shard,
+        ops=ops,
+        weights=weights,
+        group=group,
+        cos_sin_cache=rope_cos_sin(config, max_model_len),
+    )
+    return Decoder(context, progress)

@@ -1,0 +1,153 @@
+"""Runs batches on one rank: turns a batch into tensors, calls the decoder, returns logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hal.binding import BoundOps
+from hal.ops.attention import AttentionMetadata
+from hal.ops.formats import torch_dtype
+from hal_engine.api import RequestRefusedError
+from hal_engine.batch import Batch, ScheduledSequence
+from hal_engine.config import ModelConfig
+from hal_engine.models.decoder import Decoder, StepInputs
+from hal_engine.precision import Precision
+from hal_engine.shards import Shard
+
+
+class LocalRunner:
+    """A `ModelRunner` for the rank in this process. Not safe from several threads."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        precision: Precision,
+        shard: Shard,
+        decoder: Decoder,
+        ops: BoundOps,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+    ) -> None:
+        self._config = config
+        self._decoder = decoder
+        self._num_blocks, self._block_size = num_blocks, block_size
+        self._max_model_len = max_model_len
+        shape = (num_blocks, block_size, shard.num_kv_heads, config.head_dim)
+        dtype = torch_dtype(precision.kv_dtype)
+        self._caches = [
+            (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+            for _ in range(config.num_layers)
+        ]
+        self._top_k_top_p = None
+        if shard.rank == 0:
+            self._top_k_top_p = ops.bind("sampler.top_k_top_p")
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    @property
+    def supports_embeddings(self) -> bool:
+        return False
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """See `ModelRunner.execute`."""
+        with torch.inference_mode():
+            return self._decoder.forward(self._inputs(batch), self._caches)
+
+    def embed(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        raise RequestRefusedError(
+            f"embeddings: a model trained for embeddings is required, {self._config.family} is a "
+            "text generator; use /v1/completions or /v1/chat/completions"
+        )
+
+    def top_k_top_p(
+        self, logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+    ) -> torch.Tensor:
+        """See `ModelRunner.top_k_top_p`."""
+        if self._top_k_top_p is None:
+            raise RuntimeError("runner: only rank 0 samples")
+        masked: torch.Tensor = self._top_k_top_p(logits.shape[0], logits, top_k, top_p)
+        return masked
+
+    def close(self) -> None:
+        self._caches.clear()
+
+    def _inputs(self, batch: Batch) -> StepInputs:
+        block_size = self._block_size
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for s in batch.decode:
+            position = s.start
+            token_ids.append(s.token_ids[0])
+            positions.append(position)
+            slots.append(s.block_ids[position // block_size] * block_size + position % block_size)
+        for s in batch.prefill:
+            token_ids += s.token_ids
+            span = range(s.start, s.start + len(s.token_ids))
+            positions += span
+            blocks = s.block_ids
+            slots += [blocks[p // block_size] * block_size + p % block_size for p in span]
+        rows = _logit_rows(batch)
+        n = len(token_ids)
+        return StepInputs(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots),
+            num_tokens=n,
+            num_decode_tokens=len(batch.decode),
+            decode=self._metadata(batch.decode),
+            prefill=self._metadata(batch.prefill),
+            logit_rows=None if len(rows) == n else torch.tensor(rows, dtype=torch.int64),
+            num_logit_rows=len(rows),
+        )
+
+    def _metadata(self, sequences: Sequence[ScheduledSequence]) -> AttentionMetadata | None:
+        if not sequences:
+            return None
+        starts, lengths, most_blocks = [0], [], 1
+        for s in sequences:
+            starts.append(starts[-1] + len(s.token_ids))
+            lengths.append(s.start + len(s.token_ids))
+            most_blocks = max(most_blocks, -(-lengths[-1] // self._block_size))
+        table = [
+            s.block_ids[:most_blocks] + [0] * (most_blocks - len(s.block_ids)) for s in sequences
+        ]
+        return AttentionMetadata(
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_table=torch.tensor(table, dtype=torch.int32),
+            max_query_len=max(len(s.token_ids) for s in sequences),
+            max_seq_len=max(lengths),
+        )
+
+
+def _logit_rows(batch: Batch) -> list[int]:
+    """Rows of the flat batch whose logits are wanted, in order."""
+    rows: list[int] = []
+    first = 0
+    for s in (*batch.decode, *batch.prefill):
+        last = first + len(s.token_ids) - 1
+        if s.logits == "last":
+            rows.append(last)
+        elif s.logits == "all":
+            rows += range(first, last + 1)
+        first = last + 1
+    return rows
