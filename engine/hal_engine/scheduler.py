@@ -117,6 +117,11 @@ class Scheduler:
         self._drop_blocks(seq)
         seq.status = Status.FINISHED
 
+    def forget_all(self) -> None:
+        """Drops every sequence and gives no block back: for an engine that has come to its end."""
+        self.running.clear()
+        self.waiting.clear()
+
     def schedule(self) -> Step | None:
         """The next step, or None if there is nothing to run."""
         step = Step()

@@ -38,6 +38,7 @@ class LiveSequence:
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_preemptions: int = 0
+    first_scheduled_s: float | None = None  # time.monotonic()
     status: Status = Status.WAITING
     prompt_logprobs: list[tuple[TokenLogprob, tuple[TokenLogprob, ...]]] | None = None
     sampler: SamplerState | None = None
