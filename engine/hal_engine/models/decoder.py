@@ -272,7 +272,7 @@ class Decoder:
         logits: torch.Tensor = self._lm_head(n, normed)
         if self._gather is not None:
             gathered: torch.Tensor = self._gather(n, logits)
-            return gathered[:, : self._config.vocab_size]
+            logits = gathered.narrow(1, 0, self._config.vocab_size)
         return logits
 
 
