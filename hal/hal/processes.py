@@ -10,14 +10,17 @@ import selectors
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 _POLL_S = 0.02
 # After the child has exited, what it wrote is already in the pipe; only a grandchild that
 # keeps the pipe open could make us wait longer, and that one is about to be killed.
 _CHUNK_BYTES = 65536
+_MARK_VARIABLE = "HALSTACK_CHILD"
 
 
 class ProcessEnd(StrEnum):
@@ -92,6 +95,7 @@ def run_bounded(
     stdin: bytes = b"",
     output_limit_bytes: int = 1 << 20,
     result_limit_bytes: int | None = None,
+    is_contained: bool = False,
 ) -> ProcessOutcome:
     """Run `argv` to its end, its deadline or its output limit, whichever is first.
 
@@ -105,11 +109,16 @@ def run_bounded(
         output_limit_bytes: the most bytes of stdout, and of stderr; one more and the group is
             killed.
         result_limit_bytes: the most bytes of the result channel; None for no channel.
+        is_contained: also kill what left the group (by setsid), found by a mark in its
+            environment.
 
     Raises:
         OSError: the command cannot be started.
     """
     started = time.monotonic()
+    mark = uuid.uuid4().hex if is_contained else ""
+    if mark:
+        environment = {**environment, _MARK_VARIABLE: mark}
     with contextlib.ExitStack() as stack:
         pass_fds: list[int] = []
         result_read: int | None = None
@@ -123,6 +132,8 @@ def run_bounded(
         finally:
             for descriptor in pass_fds:
                 os.close(descriptor)
+        if mark:
+            stack.callback(_end_marked, mark)
         stack.callback(_end_group, child)
         pipes = _pipes(child, output_limit_bytes, result_read, result_limit_bytes)
         end = _watch(child, pipes, started + deadline_s)
@@ -217,3 +228,15 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
         # is not reused while a member lives.
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def _end_marked(mark: str) -> None:
+    """Kill the processes of this user that carry the mark in their environment."""
+    wanted = f"{_MARK_VARIABLE}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        # A process may end, or belong to somebody else: then it is not ours to kill.
+        with contextlib.suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)

@@ -83,6 +83,7 @@ def probe_plugin(
         stdin=json.dumps(request).encode(),
         output_limit_bytes=MAX_OUTPUT_BYTES,
         result_limit_bytes=MAX_RESULT_BYTES,
+        is_contained=True,
     )
     return _read_outcome(entry, outcome, deadline_s)
 
@@ -96,7 +97,7 @@ def _read_outcome(entry: PluginEntry, outcome: ProcessOutcome, deadline_s: float
     stage, document, problem = _parse_channel(outcome.result)
     detail = _shown_output(outcome)
     if outcome.end is ProcessEnd.OUTPUT_LIMIT:
-        problem = problem or _over_limit(outcome)
+        problem = _over_limit(outcome)
     elif outcome.end is ProcessEnd.DEADLINE or outcome.exit_code != 0:
         problem = outcome.describe()
     if problem or document is None:
