@@ -42,6 +42,8 @@ def config_of_header(header: GGUFHeader) -> ModelConfig:
         raise top.error(
             "general.architecture", f"one of {', '.join(_FAMILIES)}", architecture, remedy
         )
+    if top.integer("split.count", least=0, default=1) > 1:
+        raise top.error("split.count", "one file", top.raw("split.count"), "merge the parts first")
     prefix = f"{architecture}."
     own = {
         key.removeprefix(prefix): value

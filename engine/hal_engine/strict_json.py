@@ -21,7 +21,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     MAX_JSON_BYTES, bytes that are not UTF-8, duplicate keys, NaN and infinities, another top level
     than an object, nesting beyond the parser's depth.
     """
-    text = read_regular_text(path)
+    return parse_json_object(path, read_regular_text(path))
+
+
+def parse_json_object(path: Path, text: str) -> dict[str, Any]:
+    """The object in `text`, which stands in `path`; refuses what `read_json_object` does."""
     try:
         value = json.loads(
             text,

@@ -1,0 +1,70 @@
+"""From the MODEL a user names to the path of a model."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+
+class ModelNotFoundError(ValueError):
+    """MODEL names nothing that can be served. Says what was looked at and the remedy."""
+
+
+def resolve_model(model: str | Path) -> Path:
+    """Path of a Hugging Face folder or a .gguf file.
+
+    A folder without config.json but with exactly one .gguf file is that file. Nothing is
+    downloaded. Raises ModelNotFoundError.
+    """
+    path = Path(model).expanduser()
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError) as error:  # a name too long, a NUL in it
+        raise ModelNotFoundError(
+            f"MODEL {str(model)!r:.200}: not a usable path: {error}"
+        ) from error
+    if is_file:
+        return _file(path)
+    if is_folder:
+        return _folder(path)
+    raise ModelNotFoundError(
+        f"MODEL {str(model)!r}: required a folder with config.json and *.safetensors, or a .gguf "
+        f"file, found nothing at {path.absolute()}{_hint(path)}"
+    )
+
+
+def _file(path: Path) -> Path:
+    if path.suffix == ".gguf":
+        return path
+    if path.name == "config.json":
+        return path.parent
+    raise ModelNotFoundError(
+        f"MODEL {str(path)!r}: required a .gguf file or a folder, found a {path.suffix or 'plain'} "
+        "file; for safetensors give the folder they are in"
+    )
+
+
+def _folder(path: Path) -> Path:
+    if (path / "config.json").exists():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = ", ".join(file.name for file in files[:5])
+        raise ModelNotFoundError(
+            f"MODEL {str(path)!r}: required one .gguf file, found {len(files)}: {names}; name one"
+        )
+    raise ModelNotFoundError(
+        f"MODEL {str(path)!r}: required config.json or a .gguf file in the folder, found neither"
+    )
+
+
+def _hint(path: Path) -> str:
+    """The nearest name beside the missing one, or where a model can be had."""
+    parent = path.parent
+    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    nearest = difflib.get_close_matches(path.name, names, n=1)
+    if nearest:
+        return f"; did you mean {str(parent / nearest[0])!r}?"
+    return "; `python -m hal_engine.fetch_smollm2 models` fetches a small model to begin with"
