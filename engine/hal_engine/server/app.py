@@ -1,0 +1,98 @@
+"""The ASGI application: routes and the layers around them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..api import AsyncEngine
+from . import health
+from .auth import ApiKeyMiddleware, resolve_api_key
+from .chat import chat_completions
+from .completions import completions
+from .config import ServerConfig
+from .embeddings import embeddings
+from .limits import LimitsMiddleware
+from .metrics import ServerMetrics
+from .request_context import RequestContextMiddleware
+from .state import ServerState
+
+
+def create_app(
+    engine: AsyncEngine, config: ServerConfig, *, environ: Mapping[str, str] | None = None
+) -> FastAPI:
+    """The server's application for `engine`; `environ` (default: os.environ) may hold the key.
+
+    Raises SettingsError for an unusable API key.
+    """
+    api_key = resolve_api_key(config, os.environ if environ is None else environ)
+    plan_hash = engine.plan_hash()
+    state = ServerState(
+        engine=engine,
+        config=config,
+        metrics=ServerMetrics(engine, plan_hash),
+        plan_hash=plan_hash,
+    )
+    # No generated documentation: its pages load scripts from elsewhere.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.server = state
+    _add_routes(app)
+    app.add_exception_handler(HTTPException, _http_exception)
+    # The layer added last is the outermost.
+    app.add_middleware(LimitsMiddleware, state=state)
+    if api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, open_paths=_open_paths(config))
+    app.add_middleware(RequestContextMiddleware, state=state)
+    if config.cors_allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.cors_allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+            expose_headers=["x-request-id", "x-hal-plan"],
+        )
+    return app
+
+
+def _add_routes(app: FastAPI) -> None:
+    gets = {
+        "/": health.index,
+        "/health": health.health,
+        "/ready": health.ready,
+        "/metrics": health.metrics,
+        "/v1/hal/plan": health.plan,
+        "/v1/models": health.list_models,
+        "/v1/models/{model:path}": health.retrieve_model,
+    }
+    posts = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/embeddings": embeddings,
+    }
+    for path, endpoint in gets.items():
+        app.add_route(path, endpoint, methods=["GET"])
+    for path, endpoint in posts.items():
+        app.add_route(path, endpoint, methods=["POST"])
+
+
+def _open_paths(config: ServerConfig) -> frozenset[str]:
+    paths = {"/health"}
+    if not config.metrics_require_api_key:
+        paths.add("/metrics")
+    if not config.ready_requires_api_key:
+        paths.add("/ready")
+    return frozenset(paths)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """The router's 404 and 405."""
+    if not isinstance(error, HTTPException):
+        raise error
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    return health.not_found(error.status_code, headers).response()

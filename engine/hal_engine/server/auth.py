@@ -1,0 +1,85 @@
+"""API key: `Authorization: Bearer KEY`, compared in constant time, never logged.
+
+The key comes from `api_key`, else from `api_key_file`, else from the variable HAL_API_KEY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hal.errors import SettingsError
+
+from .config import ServerConfig
+from .errors import ApiError
+
+API_KEY_VARIABLE = "HAL_API_KEY"
+_MAX_KEY_LENGTH = 1024
+
+
+def resolve_api_key(config: ServerConfig, environ: Mapping[str, str]) -> bytes | None:
+    """The key in use, or None; SettingsError for an unreadable file or an impossible key."""
+    if config.api_key is not None:
+        return _checked(config.api_key.get_secret_value(), "api_key")
+    if config.api_key_file is not None:
+        try:
+            text = config.api_key_file.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not ASCII"
+            raise SettingsError(
+                f"server: api_key_file {config.api_key_file}",
+                "a readable ASCII file with the key",
+                str(reason),
+                "check the path and its permissions",
+            ) from None  # a decoding error would show the file's bytes
+        return _checked(text.strip(), f"api_key_file {config.api_key_file}")
+    text = environ.get(API_KEY_VARIABLE, "")
+    return _checked(text, API_KEY_VARIABLE) if API_KEY_VARIABLE in environ else None
+
+
+def _checked(key: str, source: str) -> bytes:
+    is_sendable = key.isascii() and key.isprintable() and " " not in key
+    if not key or len(key) > _MAX_KEY_LENGTH or not is_sendable:
+        raise SettingsError(
+            f"server: {source}",
+            f"1 to {_MAX_KEY_LENGTH} printable ASCII characters without spaces",
+            f"{len(key)} characters" if is_sendable else "other characters",
+            "choose a key such as the output of `openssl rand -hex 32`",
+        )
+    return key.encode("ascii")
+
+
+class ApiKeyMiddleware:
+    """Refuses HTTP requests without the key, except to `open_paths`."""
+
+    def __init__(self, app: ASGIApp, *, api_key: bytes, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._digest = hashlib.sha256(api_key).digest()
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            self._check(scope)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        values = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(values) != 1:
+            raise _refused("You must send one header 'Authorization: Bearer API_KEY'.")
+        scheme, _, key = values[0].partition(b" ")
+        # Digests have one length, so the comparison's time says nothing of the key's length.
+        presented = hashlib.sha256(key.strip()).digest()
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(presented, self._digest):
+            raise _refused("The API key is not right.")
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(
+        401,
+        message,
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer", "connection": "close"},
+    )

@@ -1,0 +1,248 @@
+"""Running the server: the listening socket, signals, drain, and the end.
+
+The first SIGTERM or SIGINT drains: new requests get 503 with Retry-After, running ones finish
+within `drain_deadline_s`, then the process ends with 0. A second signal aborts: connections are
+cut, and the process ends with 128 + the signal's number within `abort_deadline_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+
+from hal.errors import HalError
+
+from ..api import AsyncEngine, EngineDeadError
+from .app import create_app
+from .auth import resolve_api_key
+from .config import ServerConfig
+from .errors import draining
+from .http_protocol import protocol_class
+from .state import ServerState
+
+logger = logging.getLogger("hal_engine.server")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class ServerStartError(HalError):
+    """The server cannot start: the address is taken, or serving there is not safe."""
+
+
+def run_server(
+    engine: AsyncEngine,
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> int:
+    """Serves until a signal ends it; returns the process's exit status.
+
+    `listener` is a bound socket (see `bind_listener`, to claim the port before the model loads).
+    `announce` gets one line with the URL when the server is ready; by default it is written to
+    stdout. Raises ServerStartError and SettingsError.
+    """
+    if not logging.getLogger().hasHandlers():
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+    return asyncio.run(serve(engine, config, listener=listener, announce=announce))
+
+
+async def serve(
+    engine: AsyncEngine,
+    config: ServerConfig,
+    *,
+    listener: socket.socket | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> int:
+    """`run_server` within a running event loop. The engine is closed at the end."""
+    try:
+        check_exposure(config)
+        with contextlib.closing(listener or bind_listener(config)) as bound:
+            app = create_app(engine, config)
+            server = DrainingServer(app, config, bound, announce or _write_line)
+            await server.serve(sockets=[bound])
+            return server.exit_status
+    finally:
+        await engine.close()
+
+
+def check_exposure(config: ServerConfig) -> None:
+    """ServerStartError if other machines could use the server without a key."""
+    if config.is_loopback or config.allow_unauthenticated:
+        return
+    if resolve_api_key(config, os.environ) is None:
+        raise ServerStartError(
+            f"server: listening on {config.host}",
+            "an API key, because other machines can reach this address",
+            "no key",
+            "set HAL_API_KEY or --api-key-file, listen on 127.0.0.1, or pass "
+            "--allow-unauthenticated",
+        )
+
+
+def bind_listener(config: ServerConfig) -> socket.socket:
+    """A socket bound to the address of `config`; ServerStartError if it cannot be had."""
+    try:
+        infos = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = infos[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(config, error) from error
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server with this module's meaning of the two signals."""
+
+    def __init__(
+        self,
+        app: object,
+        config: ServerConfig,
+        listener: socket.socket,
+        announce: Callable[[str], None],
+    ) -> None:
+        super().__init__(_uvicorn_config(app, config))
+        state = getattr(getattr(app, "state", None), "server", None)
+        if not isinstance(state, ServerState):
+            raise TypeError("server: the application must come from create_app()")
+        self._state = state
+        self._announce = announce
+        self._url = _url_of(listener)
+        self._drain_until_s: float | None = None
+        self._abort_signal: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0 after a drain, 128 + signal after an abort, 1 if the engine never became ready."""
+        if self._abort_signal is not None:
+            return 128 + self._abort_signal
+        return 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, and says so once a forward pass has worked."""
+        await super().startup(sockets)
+        try:
+            await self._state.engine.check_ready(self._state.config.ready_deadline_s)
+        except (EngineDeadError, TimeoutError) as error:
+            # It serves /health and answers 503; whoever watches /ready sees it recover or not.
+            logger.error("the engine is not ready: %s", error or type(error).__name__)
+        reasons = self._state.engine.degraded_reasons()
+        for reason in reasons:
+            logger.warning("degraded: %s", reason)
+        state = "degraded" if reasons else "ready"
+        self._announce(f"{state}: serving {self._state.engine.model_id} at {self._url}")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals while serving. Unlike uvicorn, does not raise them again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: abort."""
+        if not self._state.is_draining:
+            self._state.is_draining = True
+        elif self._abort_signal is None:
+            self._abort_signal = sig
+            self.force_exit = True
+            # Should the loop or the engine be stuck, the process ends all the same.
+            timer = threading.Timer(
+                self._state.config.abort_deadline_s, os._exit, [self.exit_status]
+            )
+            timer.daemon = True
+            timer.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        if self._abort_signal is not None:
+            self._cut_connections()
+            return True
+        if self._state.is_draining:
+            return self._has_drained()
+        return await super().on_tick(counter)
+
+    def _has_drained(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        config = self._state.config
+        if self._drain_until_s is None:
+            self._drain_until_s = now + config.drain_deadline_s
+            self._state.metrics.draining.set(1)
+            logger.info("draining: %d requests are running", self._state.active_requests)
+        if self._state.active_requests == 0:
+            return True
+        if now < self._drain_until_s:
+            return False
+        logger.warning("drain deadline: %d requests are stopped", self._state.active_requests)
+        for generation in list(self._state.in_flight):
+            generation.fail(draining(config.drain_deadline_s))
+        return True
+
+    def _cut_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+
+
+def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=protocol_class(config),
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # request_context.py writes one that holds no content
+        server_header=False,
+        proxy_headers=False,  # a forwarded address is a claim
+        h11_max_incomplete_event_size=config.max_header_bytes,
+        timeout_keep_alive=math.ceil(config.keep_alive_timeout_s),
+        timeout_graceful_shutdown=math.ceil(config.abort_deadline_s),
+    )
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ServerStartError:
+    return ServerStartError(
+        f"server: listening on {config.host}:{config.port}",
+        "a free address of this machine",
+        error.strerror or str(error),
+        "choose another port with --port, or end the program that holds it",
+    )
