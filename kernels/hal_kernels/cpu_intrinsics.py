@@ -21,8 +21,11 @@ _insert_function: Any = cgutils.get_or_insert_function
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """``numba.extending.intrinsic``; a kernel calls the result without the typing context."""
-    return _numba_intrinsic(function)
+    """``numba.extending.intrinsic``; a kernel calls the result without the typing context.
+
+    Constants arrive as literal types, so that the code can depend on them.
+    """
+    return _numba_intrinsic(prefer_literal=True)(function)
 
 
 def _make_pointer_intrinsic(element: Any) -> Any:
