@@ -1,0 +1,87 @@
+"""The CPU runtime: threads, memory, and process groups over gloo on the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from hal.device import DeviceSpec
+from hal.host import LocalHost
+from hal.ops.collective import CollectiveGroup
+
+# A rank that is silent for this long counts as dead: its peers' collectives raise.
+COLLECTIVE_TIMEOUT_S = 10.0
+# The ranks start at different times and each imports torch.
+RENDEZVOUS_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class GlooGroup:
+    """A gloo process group."""
+
+    rank: int
+    world_size: int
+    process_group: Any
+
+    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's x in rank order; ranks must pass equal shapes."""
+        parts = [torch.empty_like(x) for _ in range(self.world_size)]
+        dist.all_gather(parts, x.contiguous(), group=self.process_group)
+        return parts
+
+
+class CpuRuntime:
+    """The host's CPU with one thread per usable core."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self._num_threads = max(1, device.num_cores)
+        torch.set_num_threads(self._num_threads)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    def create_group(self, rank: int, world_size: int, rendezvous: str) -> CollectiveGroup:
+        """Joins `world_size` processes of this host. `rendezvous`: path of a file not yet there.
+
+        A file store and the loopback interface: nothing listens where another host could reach it.
+        Raises RuntimeError if the ranks do not meet in time.
+        """
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # The ranks share the cores.
+        self._num_threads = max(1, self._num_threads // world_size)
+        torch.set_num_threads(self._num_threads)
+        store = FileStore(rendezvous, world_size)
+        store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )
+        return GlooGroup(rank, world_size, dist.group.WORLD)
+
+    def free_memory_bytes(self) -> int:
+        """MemAvailable, lowered to what a cgroup limit leaves."""
+        host = LocalHost()
+        meminfo = host.read_text("/proc/meminfo") or ""
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
+        free = int(found.group(1)) * 1024 if found else 0
+        limit = (host.read_text("/sys/fs/cgroup/memory.max") or "max").strip()
+        used = (host.read_text("/sys/fs/cgroup/memory.current") or "0").strip()
+        return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+
+    def synchronize(self) -> None:
+        """Nothing is asynchronous on this device."""

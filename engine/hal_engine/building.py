@@ -1,0 +1,134 @@
+"""Builds what runs from what was planned: binds the ops, reads the weights, makes the KV cache."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hal.binding import BoundOps
+from hal.errors import PlanError
+from hal.ops.collective import CollectiveGroup
+from hal.plugins.registry import BackendRegistry
+from hal_engine.batch import ModelRunner
+from hal_engine.checkpoint.opening import open_checkpoint
+from hal_engine.checkpoint.tensors import verify_checkpoint
+from hal_engine.models.decoder import build_decoder
+from hal_engine.planning import PlannedModel
+from hal_engine.runner import LocalRunner
+from hal_engine.shards import shard_model
+from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_workers
+
+# Of the memory that is free once the weights are read, the share that the KV cache may take.
+KV_MEMORY_SHARE = 0.4
+
+Progress = Callable[[str, int, int], None]  # (what, done, in all)
+
+
+def build_runner(
+    planned: PlannedModel,
+    registry: BackendRegistry,
+    order: WorkerOrder,
+    progress: Progress | None = None,
+) -> tuple[ModelRunner, BoundOps]:
+    """The runner of rank 0, with its workers when there are several ranks.
+
+    Raises CheckpointError, BindingError, WorkerError, PlanError (no room for a KV cache).
+    """
+    world_size = planned.options.tp
+    runtime = registry.create_runtime(planned.device)
+    num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
+    if world_size == 1:
+        return build_rank(planned, 0, None, num_blocks, progress)
+    with tempfile.TemporaryDirectory(prefix="halstack-") as folder:
+        rendezvous = str(Path(folder) / "rendezvous")
+        workers = start_workers(order, world_size, rendezvous, num_blocks, planned.plan.hash)
+        try:
+            group = runtime.create_group(0, world_size, rendezvous)
+            local, ops = build_rank(planned, 0, group, num_blocks, progress)
+            workers.wait_until_ready()
+        except BaseException:
+            workers.stop()
+            raise
+    return TensorParallelRunner(local, workers), ops
+
+
+def build_rank(
+    planned: PlannedModel,
+    rank: int,
+    group: CollectiveGroup | None,
+    num_blocks: int,
+    progress: Progress | None = None,
+) -> tuple[LocalRunner, BoundOps]:
+    """One rank's runner in this process."""
+    config, options = planned.config, planned.options
+    ops = BoundOps(planned.plan, rank)
+    shard = shard_model(config, rank, options.tp)
+    checkpoint = open_checkpoint(config)
+    try:
+        verify_checkpoint(
+            config, checkpoint, lambda done, total, _: _tell(progress, "check", done, total)
+        )
+        decoder = build_decoder(
+            config=config,
+            precision=planned.precision,
+            shard=shard,
+            ops=ops,
+            weights=checkpoint,
+            group=group,
+            max_model_len=planned.max_model_len,
+            progress=lambda done, total: _tell(progress, "load", done, total),
+        )
+    finally:
+        checkpoint.close()
+    runner = LocalRunner(
+        config=config,
+        precision=planned.precision,
+        shard=shard,
+        decoder=decoder,
+        ops=ops,
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        max_model_len=planned.max_model_len,
+    )
+    unbound = ops.unbound_sites()
+    if unbound:
+        raise PlanError(
+            f"model {config.source}",
+            "every planned call site bound",
+            f"not bound: {', '.join(unbound)}",
+            "the call sites and the model disagree: report it",
+        )
+    return runner, ops
+
+
+def _tell(progress: Progress | None, what: str, done: int, total: int) -> None:
+    if progress is not None:
+        progress(what, done, total)
+
+
+def choose_num_blocks(planned: PlannedModel, free_bytes: int) -> int:
+    """KV blocks: as asked for, else what the sequences can use, within the free memory."""
+    options = planned.options
+    if options.num_blocks:
+        return options.num_blocks
+    block_bytes = planned.plan.kv_bytes_per_token * options.block_size
+    weights = Path(planned.config.source)
+    folder_bytes = (
+        weights.stat().st_size
+        if planned.config.source_format == "gguf"
+        else sum(f.stat().st_size for f in weights.parent.glob("*.safetensors"))
+    )
+    # Weights may be widened up to fourfold and packed twice while they are read.
+    budget = max(0, free_bytes - 6 * folder_bytes) * KV_MEMORY_SHARE
+    useful = options.max_num_seqs * -(-planned.max_model_len // options.block_size)
+    affordable = int(budget // block_bytes)
+    needed = -(-planned.max_model_len // options.block_size)
+    if affordable < needed:
+        raise PlanError(
+            f"KV cache of {planned.config.source}",
+            f"{needed * block_bytes / 2**30:.1f} GiB for one sequence of {planned.max_model_len}",
+            f"{budget / 2**30:.1f} GiB ({KV_MEMORY_SHARE:.0%} of the free memory less the weights)",
+            "lower max_model_len, or set num_blocks",
+        )
+    return min(useful, affordable)

@@ -1,0 +1,132 @@
+"""From a model path and options to a plan: reads config.json or a GGUF header, never a weight."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hal.device import DeviceSpec
+from hal.errors import DeviceNotFoundError
+from hal.plan import Plan
+from hal.planner import PlanInputs, create_plan
+from hal.plugins.registry import BackendRegistry
+from hal.waivers import WaiverBook
+from hal_engine.config import ModelConfig, load_model_config
+from hal_engine.models.sites import StepLimits, kv_bytes_per_token, model_sites
+from hal_engine.options import EngineOptions
+from hal_engine.precision import Precision, resolve_precision
+
+# Longer contexts than this are served on request only: their KV cache would take the memory.
+DEFAULT_MAX_MODEL_LEN = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """A plan together with what it was made from."""
+
+    config: ModelConfig
+    precision: Precision
+    options: EngineOptions
+    device: DeviceSpec
+    plan: Plan
+    max_model_len: int
+
+
+def plan_model(
+    model: Path,
+    options: EngineOptions,
+    registry: BackendRegistry,
+    waivers: WaiverBook,
+    use: Mapping[str, str] | None = None,
+) -> PlannedModel:
+    """Plans `model` for a device of `registry`.
+
+    Raises ConfigError (the model), SelectionError and PlanError (an explicit choice that cannot
+    serve, lost fast paths), WaiverError, DeviceNotFoundError.
+    """
+    config = load_model_config(model)
+    device = select_device(registry, options.device)
+    precision = resolve_precision(config, options.precision, options.kv_dtype, device.features)
+    limits = StepLimits(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        block_size=options.block_size,
+    )
+    inputs = PlanInputs(
+        sites=model_sites(config, precision, limits, options.tp),
+        device=device,
+        policy=registry.policy(device),
+        candidates=registry.candidates,
+        waivers=waivers,
+        use=use or {},
+        allowed_semantics=frozenset(options.allow_semantics),
+    )
+    max_model_len = options.max_model_len or min(
+        config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
+    )
+    plan = create_plan(
+        inputs,
+        model=_model_summary(config),
+        settings=_settings_summary(options, precision, max_model_len, use or {}),
+        kv_bytes_per_token=kv_bytes_per_token(config, precision),
+        notes=precision.notes,
+        versions=_versions(),
+        world_size=options.tp,
+        on_decision=registry.decision_made,
+    )
+    return PlannedModel(
+        config=config,
+        precision=precision,
+        options=options,
+        device=device,
+        plan=plan,
+        max_model_len=max_model_len,
+    )
+
+
+def select_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:
+    """The device asked for, or the only one that is not a CPU, or the CPU.
+
+    Raises DeviceNotFoundError if there is none, or several and none was named.
+    """
+    if device_id:
+        return registry.describe(device_id)
+    specs = [registry.describe(device.device_id) for device in registry.devices]
+    accelerators = [spec for spec in specs if spec.torch_device != "cpu"]
+    choices = accelerators or specs
+    if len(choices) == 1:
+        return choices[0]
+    raise DeviceNotFoundError(
+        "choice of a device",
+        "exactly one device, or --device",
+        ", ".join(spec.device_id for spec in choices) or "no device",
+        "name one with --device; `hal doctor` shows what became of every plug-in",
+    )
+
+
+def _model_summary(config: ModelConfig) -> dict[str, Any]:
+    """The configuration without the path, so that equal models have equal plans anywhere."""
+    summary = config.to_dict()
+    summary["source"] = Path(config.source).name
+    return summary
+
+
+def _settings_summary(
+    options: EngineOptions, precision: Precision, max_model_len: int, use: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        **options.model_dump(mode="json"),
+        "dtype": precision.dtype,
+        "kv_dtype": precision.kv_dtype,
+        "max_model_len": max_model_len,
+        "use": dict(use),
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("halstack", "torch", "numba", "numpy")
+    return {"python": platform.python_version(), **{n: metadata.version(n) for n in names}}

@@ -1,0 +1,104 @@
+"""From a model's name to a running engine: plan, bind, load, start. The CLI and scripts begin here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hal.binding import BoundOps
+from hal.plugins.manager import load_backends
+from hal.plugins.registry import BackendRegistry
+from hal.waivers import WaiverBook, load_waivers
+from hal_engine.api import OpCallCount, Tokenizer
+from hal_engine.building import Progress, build_runner
+from hal_engine.engine_loop import Engine
+from hal_engine.model_source import resolve_model
+from hal_engine.options import EngineOptions
+from hal_engine.planning import PlannedModel, plan_model
+from hal_engine.scheduler import SchedulerConfig
+from hal_engine.tensor_parallel import WorkerOrder
+from hal_engine.tokenizer import load_tokenizer
+
+
+def open_engine(
+    model: str | Path,
+    *,
+    use: Mapping[str, str] | None = None,
+    waivers: str | Path = "",
+    registry: BackendRegistry | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Engine:
+    """A running engine for `model` (a folder or a .gguf file), for scripts and benchmarks.
+
+    options: fields of `EngineOptions`. Raises what planning and loading raise; the caller closes
+    the engine (`await engine.close()`).
+    """
+    chosen = EngineOptions.model_validate(options)
+    registry = registry or load_backends()
+    book = load_waivers(waivers) if waivers else WaiverBook()
+    planned = plan_model(resolve_model(model), chosen, registry, book, use)
+    return start_engine(planned, registry, use=use, waivers=waivers, progress=progress)
+
+
+def start_engine(
+    planned: PlannedModel,
+    registry: BackendRegistry,
+    *,
+    use: Mapping[str, str] | None = None,
+    waivers: str | Path = "",
+    disabled_plugins: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> Engine:
+    """Builds and starts what was planned.
+
+    use, waivers, disabled_plugins: what the plan was made with, for the other ranks. Raises
+    CheckpointError, ConfigError (the tokenizer), BindingError, PlanError, WorkerError.
+    """
+    options = planned.options
+    tokenizer: Tokenizer = load_tokenizer(planned.config)
+    order = WorkerOrder(
+        model=planned.config.source,
+        options=options.model_dump(mode="json"),
+        use=dict(use or {}),
+        waivers=str(waivers),
+        disabled_plugins=disabled_plugins,
+    )
+    runner, ops = build_runner(planned, registry, order, progress)
+    return Engine(
+        model_id(planned),
+        runner,
+        tokenizer,
+        SchedulerConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_waiting=options.max_waiting,
+            prefix_reuse=options.prefix_reuse,
+        ),
+        plan_json=planned.plan.to_dict(),
+        degraded_reasons=planned.plan.waivers_in_use(),
+        op_calls=lambda: op_call_counts(ops),
+    )
+
+
+def model_id(planned: PlannedModel) -> str:
+    """The name of the folder or the file without its ending."""
+    source = Path(planned.config.source)
+    return source.stem if planned.config.source_format == "gguf" else source.resolve().parent.name
+
+
+def op_call_counts(ops: BoundOps) -> list[OpCallCount]:
+    """Calls so far on rank 0, one row per call site and token range."""
+    return [
+        OpCallCount(
+            site=count.site,
+            op=count.op,
+            phase=count.phase,
+            implementation=count.implementation,
+            tier=count.tier,
+            token_range=str(count.tokens),
+            calls=count.calls,
+        )
+        for count in ops.counts()
+    ]

@@ -1,0 +1,226 @@
+"""Tensor parallelism: rank 0 runs in the engine, the other ranks in processes of their own.
+
+Rank 0 sends each batch to every worker as one line of JSON on its standard input (no pickle, no
+socket); all ranks then meet in the plan's collectives. A worker that dies breaks its connections
+at once; one that freezes lets a collective run into its timeout. Either way `execute` raises, and
+the engine answers every request with the error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+import torch
+
+from hal.errors import HalError
+from hal_engine.batch import Batch
+from hal_engine.runner import LocalRunner
+
+READY_DEADLINE_S = 300.0
+STOP_DEADLINE_S = 5.0
+
+
+class WorkerError(HalError):
+    """A tensor-parallel worker did not start, died or stopped answering."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """What a worker needs to make the same plan as rank 0. Plain values only."""
+
+    model: str
+    options: dict[str, Any]
+    use: dict[str, str]
+    waivers: str  # path, or ""
+    disabled_plugins: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+
+class Workers:
+    """The processes of ranks 1 and above."""
+
+    def __init__(self, workers: Sequence[_Worker]) -> None:
+        self._workers = list(workers)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+    def wait_until_ready(self) -> None:
+        """Raises WorkerError with the worker's own words if one fails or takes too long."""
+        deadline = time.monotonic() + READY_DEADLINE_S
+        for worker in self._workers:
+            answer = _read_line(worker, deadline)
+            if answer.get("state") != "ready":
+                raise WorkerError(
+                    f"tensor-parallel rank {worker.rank}",
+                    "a worker that plans as rank 0 does and has loaded its weights",
+                    str(answer.get("error", answer)),
+                    "see the error; the same model must be readable by every rank",
+                )
+
+    def send(self, batch: Batch) -> None:
+        """Raises WorkerError if a worker has ended."""
+        line = batch.to_json() + b"\n"
+        for worker in self._workers:
+            try:
+                worker.stdin.write(line)
+                worker.stdin.flush()
+            except (BrokenPipeError, OSError) as error:
+                raise self._lost(worker) from error
+
+    def explain(self, error: Exception) -> WorkerError:
+        """Turns a failed collective into an error that names the rank that is gone."""
+        for worker in self._workers:
+            if worker.process.poll() is not None:
+                return self._lost(worker)
+        ranks = ", ".join(str(worker.rank) for worker in self._workers)
+        return WorkerError(
+            "tensor-parallel group",
+            "every rank to take part in each collective in time",
+            f"ranks {ranks} run but at least one does not answer ({_first_line(error)})",
+            "restart the server; a frozen worker has been killed",
+        )
+
+    def _lost(self, worker: _Worker) -> WorkerError:
+        try:
+            code = worker.process.wait(timeout=1.0)
+            found = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            found = "it closed its input"
+        return WorkerError(
+            f"tensor-parallel rank {worker.rank} (pid {worker.process.pid})",
+            "a running worker",
+            found,
+            "restart the server; its standard error tells more",
+        )
+
+    def stop(self) -> None:
+        """Ends every worker: by closing its input, then by force."""
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.stdin.close()
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.process.pid, signal.SIGKILL)
+                worker.process.wait()
+            worker.stdout.close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _read_line(worker: _Worker, deadline: float) -> dict[str, Any]:
+    """One JSON line from the worker, {} fields on a malformed or missing one."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(worker.stdout, selectors.EVENT_READ)
+        if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
+            return {"error": f"no answer within {READY_DEADLINE_S:.0f} s"}
+    line = worker.stdout.readline(1 << 16)
+    if not line:
+        return {"error": f"it ended with exit code {worker.process.wait(timeout=10)}"}
+    answer = json.loads(line)
+    return answer if isinstance(answer, dict) else {"error": f"it said {line!r}"}
+
+
+def start_workers(
+    order: WorkerOrder, world_size: int, rendezvous: str, num_blocks: int, plan_hash: str
+) -> Workers:
+    """Starts ranks 1 … world_size-1; they begin to plan and load at once."""
+    workers = []
+    for rank in range(1, world_size):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hal_engine.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        )
+        if process.stdin is None or process.stdout is None:
+            raise WorkerError(f"rank {rank}", "pipes to the worker", "none", "report it")
+        first = {
+            **asdict(order),
+            "rank": rank,
+            "world_size": world_size,
+            "rendezvous": rendezvous,
+            "num_blocks": num_blocks,
+            "plan_hash": plan_hash,
+        }
+        process.stdin.write(json.dumps(first).encode() + b"\n")
+        process.stdin.flush()
+        workers.append(_Worker(rank, process, process.stdin, process.stdout))
+    return Workers(workers)
+
+
+class TensorParallelRunner:
+    """A `ModelRunner` whose batches run on all ranks."""
+
+    def __init__(self, local: LocalRunner, workers: Workers) -> None:
+        self._local = local
+        self._workers = workers
+
+    @property
+    def block_size(self) -> int:
+        return self._local.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._local.num_blocks
+
+    @property
+    def max_model_len(self) -> int:
+        return self._local.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self._local.vocab_size
+
+    @property
+    def supports_embeddings(self) -> bool:
+        return self._local.supports_embeddings
+
+    @property
+    def worker_process_ids(self) -> list[int]:
+        return self._workers.process_ids
+
+    def execute(self, batch: Batch) -> torch.Tensor:
+        """See `ModelRunner.execute`. Raises WorkerError if a rank is gone or frozen."""
+        self._workers.send(batch)
+        try:
+            return self._local.execute(batch)
+        except RuntimeError as error:  # what gloo raises for a lost peer and for a timeout
+            raise self._workers.explain(error) from error
+
+    def embed(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        return self._local.embed(token_ids)
+
+    def top_k_top_p(
+        self, logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+    ) -> torch.Tensor:
+        return self._local.top_k_top_p(logits, top_k, top_p)
+
+    def close(self) -> None:
+        self._workers.stop()
+        self._local.close()

@@ -1,0 +1,76 @@
+"""The process of a tensor-parallel rank above 0: plans, loads, then runs the batches it is sent.
+
+Standard input: a line of JSON with the order, then a batch a line; its end means to stop. Standard
+output: one line of JSON that says ready or why not. It refuses to run a plan that differs from rank
+0's, so ranks cannot disagree on what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from hal.errors import HalError, PlanError
+from hal.plugins.manager import load_backends
+from hal.waivers import WaiverBook, load_waivers
+from hal_engine.batch import Batch
+from hal_engine.building import build_rank
+from hal_engine.checkpoint.protocol import CheckpointError
+from hal_engine.config import ConfigError
+from hal_engine.options import EngineOptions
+from hal_engine.planning import plan_model
+from hal_engine.runner import LocalRunner
+
+
+def _build(order: dict[str, Any]) -> LocalRunner:
+    registry = load_backends(disabled=order["disabled_plugins"])
+    waivers = load_waivers(order["waivers"]) if order["waivers"] else WaiverBook()
+    options = EngineOptions.model_validate(order["options"])
+    planned = plan_model(Path(order["model"]), options, registry, waivers, order["use"])
+    if planned.plan.hash != order["plan_hash"]:
+        raise PlanError(
+            f"rank {order['rank']}",
+            f"the plan of rank 0, {order['plan_hash']}",
+            planned.plan.hash,
+            "every rank needs the same versions, environment, settings and devices",
+        )
+    runtime = registry.create_runtime(planned.device)
+    group = runtime.create_group(order["rank"], order["world_size"], order["rendezvous"])
+    runner, _ = build_rank(planned, order["rank"], group, order["num_blocks"])
+    return runner
+
+
+def _answer(channel: IO[str], **fields: str) -> None:
+    channel.write(json.dumps(fields) + "\n")
+    channel.flush()
+
+
+def main() -> int:
+    """Exit code 0 when told to stop, 1 when it could not start."""
+    # A terminal's Ctrl-C is for rank 0, which then closes our input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What libraries print must not be read as an answer: it goes to standard error.
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    order = json.loads(sys.stdin.buffer.readline())
+    try:
+        runner = _build(order)
+    except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
+        _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
+        return 1
+    _answer(channel, state="ready")
+    for line in sys.stdin.buffer:
+        runner.execute(Batch.from_json(line))
+    return 0
+
+
+if __name__ == "__main__":
+    # Without the interpreter's own teardown: a peer may be gone, and gloo would wait for it.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
