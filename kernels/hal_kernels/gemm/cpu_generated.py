@@ -1,0 +1,163 @@
+"""GEMM on the CPU by kernels generated for its ISA, with float32 activations.
+
+Limits: CPU flags avx2, fma, f16c (`isa.jit_requirements`); x float32 with unit stride along K;
+weight float32, bfloat16 or float16 [N, K] with any N and K, or a `QuantizedWeight` of format
+int8_channel, int8_g32, int4_g32 or int4_g32_asym (K a multiple of 32 for groups, scales float16).
+The result is that of the stored weight: no value is requantised and activations are not rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from hal.ops.formats import QuantizedWeight
+from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
+from hal_kernels.gemm.jit_float import (
+    FloatKernel,
+    batch_block_rows,
+    compile_batch_worker,
+    compile_direct_worker,
+)
+from hal_kernels.gemm.jit_ir import GeneratedWorker
+from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
+from hal_kernels.gemm.pack_rows import pack_rows_worker
+from hal_kernels.gemm.packing import PanelLayout
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+
+DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
+
+requirements = jit_requirements
+
+# Up to here the direct worker is the faster one; beyond, packing rows and panels pays.
+_DIRECT_ROWS = 8
+
+
+def bind_generated(
+    weight: torch.Tensor | QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    epilogue: PanelEpilogue = "none",
+) -> Kernel:
+    """Pack ``weight`` [N, K] and return ``kernel(x[T, K] float32) -> y[T, N]`` (gated: [T, N/2]).
+
+    Raises:
+        RuntimeError: the CPU lacks the flags of `requirements`.
+        ValueError: a weight that is not in the limits above.
+    """
+    if isinstance(weight, QuantizedWeight):
+        return _bind_quantized(weight, bias, epilogue)
+    if weight.dtype not in DENSE_DTYPES:
+        raise ValueError(
+            f"generated GEMM: required a weight of {DENSE_DTYPES}, found {weight.dtype}"
+        )
+    isa = vector_isa()
+    n, k = weight.shape
+    layout = PanelLayout(n, isa.lanes, epilogue)
+    name = str(weight.dtype).removeprefix("torch.")
+    kernel = FloatKernel(name, epilogue)  # type: ignore[arg-type]  # checked against DENSE_DTYPES
+    return _bind_panels(isa, kernel, layout, k, [layout.columns_first(weight)], bias)
+
+
+def is_exact_in(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether every value of ``weight`` survives storage as ``dtype``.
+
+    A checkpoint saved in bfloat16 and loaded as float32 does: kept as bfloat16 it is half the
+    memory traffic for the same result.
+    """
+    return bool(torch.equal(weight, weight.to(dtype).to(weight.dtype)))
+
+
+def _bind_quantized(
+    weight: QuantizedWeight, bias: torch.Tensor | None, epilogue: PanelEpilogue
+) -> Kernel:
+    name = weight.format.name
+    if name not in FORMATS:
+        raise ValueError(f"generated GEMM: required a weight format of {FORMATS}, found {name!r}")
+    isa = vector_isa()
+    n, k = weight.shape
+    layout = PanelLayout(n, isa.lanes, epilogue)
+    group = weight.format.group_size or 0
+    if group and weight.scale.dtype != torch.float16:
+        raise ValueError(f"generated GEMM: required float16 scales, found {weight.scale.dtype}")
+    kernel = FloatKernel(
+        "int4" if weight.format.bits == 4 else "int8",
+        epilogue,
+        group_size=group,
+        has_minimum=weight.minimum is not None,
+    )
+    tensors = [layout.columns_first(weight.data)]
+    for part in (weight.scale, weight.minimum):
+        if part is not None:
+            tensors.append(layout.columns_first(part if group else part.float().view(n, 1)))
+    return _bind_panels(isa, kernel, layout, k, tensors, bias)
+
+
+def _bind_panels(
+    isa: VectorIsa,
+    kernel: FloatKernel,
+    layout: PanelLayout,
+    k: int,
+    tensors: list[torch.Tensor],
+    bias: torch.Tensor | None,
+) -> Kernel:
+    """``tensors``: panels, then scales, then minima."""
+    bias_values = torch.zeros(layout.n) if bias is None else bias.float()
+    packed_bias = layout.arrange(bias_values).contiguous()
+    direct = bind_worker(_direct_worker(isa, kernel), len(PANEL_ARGUMENTS))
+    batch = bind_worker(_batch_worker(isa, kernel), len(PANEL_ARGUMENTS))
+    pack = bind_worker(pack_rows_worker(), 6)
+    max_rows = batch_block_rows(isa)
+    out_features, num_panels = layout.out_features, layout.num_panels
+    addresses = [tensor.data_ptr() for tensor in tensors] + [0] * (3 - len(tensors))
+    panel_bytes, scale_bytes = (
+        tensors[i].nbytes // num_panels if i < len(tensors) else 0 for i in range(2)
+    )
+    scratch_bytes = 0 if kernel.weight == "float32" else k * 2 * layout.lanes * 4
+    keep_alive = (*tensors, packed_bias)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        y = torch.empty((rows, out_features))
+        threads = torch.get_num_threads()
+        grain = -(-num_panels // (4 * threads))
+        source, stride, launch, scratch = x, 4 * x.stride(0), direct, None
+        if rows > _DIRECT_ROWS:
+            num_blocks = -(-rows // max_rows)
+            source, stride, launch = torch.empty(rows * k), 4 * k, batch
+            pack(num_blocks, 1, x.data_ptr(), source.data_ptr(), rows, k, x.stride(0), num_blocks)
+            if scratch_bytes:
+                scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
+        launch(
+            num_panels,
+            grain,
+            source.data_ptr(),
+            *addresses,
+            keep_alive[-1].data_ptr(),
+            y.data_ptr(),
+            rows,
+            k,
+            stride,
+            4 * out_features,
+            panel_bytes,
+            scale_bytes,
+            num_panels,
+            layout.tail,
+            0 if scratch is None else scratch.data_ptr(),
+            scratch_bytes,
+        )
+        return y
+
+    return run
+
+
+_direct_worker: Callable[[VectorIsa, FloatKernel], GeneratedWorker] = functools.cache(
+    compile_direct_worker
+)
+_batch_worker: Callable[[VectorIsa, FloatKernel], GeneratedWorker] = functools.cache(
+    compile_batch_worker
+)
