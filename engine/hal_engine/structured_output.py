@@ -73,11 +73,14 @@ class GrammarMatcher:
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(_first_line(self._matcher.get_error()))
+            raise GrammarError(_in_short(self._matcher.get_error()))
 
 
-def _first_line(message: str) -> str:
-    return message.strip().split("\n", 1)[0][:300]
+def _in_short(message: str) -> str:
+    """The first line, and the one that says what is wrong with a regular expression."""
+    first, *others = message.strip().split("\n")
+    reasons = [line for line in others if line.startswith("error:")]
+    return " ".join([first[:300], *reasons])[:500]
 
 
 class _Vocabulary:
@@ -197,7 +200,7 @@ def _grammar_text(spec: GrammarSpec) -> str:
         return str(llguidance.LLMatcher.grammar_from_lark(spec.text))
     except ValueError as error:
         raise RequestRefusedError(
-            f"structured output: {spec.kind} grammar: {_first_line(str(error))}"
+            f"structured output: {spec.kind} grammar: {_in_short(str(error))}"
         ) from error
 
 
