@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from hal.binding import BoundOps
 from hal.errors import PlanError
@@ -22,6 +23,7 @@ from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_
 # Of the memory that is free once the weights are read, the share that the KV cache may take.
 KV_MEMORY_SHARE = 0.4
 
+_Runner = TypeVar("_Runner", bound=LocalRunner)
 Progress = Callable[[str, int, int], None]  # (what, done, in all)
 
 
@@ -59,10 +61,13 @@ def build_rank(
     group: CollectiveGroup | None,
     num_blocks: int,
     progress: Progress | None = None,
-) -> tuple[LocalRunner, BoundOps]:
-    """One rank's runner in this process."""
+    *,
+    ops: BoundOps | None = None,
+    runner_type: type[_Runner] = LocalRunner,  # type: ignore[assignment]  # the bound is the default
+) -> tuple[_Runner, BoundOps]:
+    """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
-    ops = BoundOps(planned.plan, rank)
+    ops = ops or BoundOps(planned.plan, rank)
     shard = shard_model(config, rank, options.tp)
     checkpoint = open_checkpoint(config)
     try:
@@ -81,7 +86,7 @@ def build_rank(
         )
     finally:
         checkpoint.close()
-    runner = LocalRunner(
+    runner = runner_type(
         config=config,
         precision=planned.precision,
         shard=shard,

@@ -18,6 +18,7 @@ from hal.errors import BindingError
 from hal.ops.request import TokenRange
 from hal.plan import Plan, PlannedOp
 
+WrapKernel = Callable[[str, str, Kernel], Kernel]
 BoundOp = Callable[..., Any]  # op(num_tokens, *args) -> what the kernel returns
 
 
@@ -59,8 +60,10 @@ class _Bound:
 class BoundOps:
     """Binds one rank's call sites of a plan in this process, and reports what was called."""
 
-    def __init__(self, plan: Plan, rank: int = 0) -> None:
+    def __init__(self, plan: Plan, rank: int = 0, *, wrap: WrapKernel | None = None) -> None:
+        """wrap(site, implementation, kernel) -> kernel: for an audit, which looks inside calls."""
         self._plan = plan
+        self._wrap = wrap
         self._bound: list[_Bound] = []
         self._loaded: dict[str, Bind] = {}
         self._by_site: dict[tuple[str, str], list[PlannedOp]] = {}
@@ -89,6 +92,11 @@ class BoundOps:
         if any(b.site == site and b.planned.site.request.phase == phase for b in self._bound):
             raise BindingError(who, "one binding a site", "it is bound already", "bind it once")
         kernels = [self._load(who, op, static) for op in planned]
+        if self._wrap is not None:
+            kernels = [
+                self._wrap(site, op.choice.name, kernel)
+                for op, kernel in zip(planned, kernels, strict=True)
+            ]
         counters = [CallCounter() for _ in planned]
         self._bound += [
             _Bound(site, op, counter) for op, counter in zip(planned, counters, strict=True)

@@ -1,0 +1,16 @@
+"""The engine's commands: plan, serve, audit."""
+
+from __future__ import annotations
+
+import typer
+
+from hal_engine.cli.audit import audit
+from hal_engine.cli.plan import plan
+from hal_engine.cli.serve import serve
+
+
+def register_commands(cli: typer.Typer) -> None:
+    """Adds them to `hal`."""
+    cli.command()(plan)
+    cli.command()(serve)
+    cli.command()(audit)

@@ -1,0 +1,107 @@
+"""Arguments that the engine's commands share, and how they become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hal.errors import SettingsError
+from hal.plugins.manager import load_backends
+from hal.plugins.registry import BackendRegistry
+from hal.settings import Settings
+from hal.settings_sections import PluginSettings, SelectionSettings
+from hal.waivers import WaiverBook, load_waivers
+from hal_engine.model_source import resolve_model
+from hal_engine.options import EngineOptions
+from hal_engine.planning import PlannedModel, plan_model
+
+Model = Annotated[
+    str, typer.Argument(help="A Hugging Face folder (config.json, safetensors) or a .gguf file.")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="auto (weights as stored), fp32, bf16, w8, w8a8, w4, w4a8."),
+]
+Device = Annotated[str | None, typer.Option(help="Device id, e.g. cpu:0; see `hal devices`.")]
+TensorParallel = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")]
+Use = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--use", help="Explicit choice OP=NAME, e.g. attention.decode=NAME. Works or is an error."
+    ),
+]
+Waivers = Annotated[Path | None, typer.Option(help="Waiver file (TOML).")]
+Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any setting, SECTION.KEY=VALUE, e.g. engine.max_num_seqs=16. See `hal settings`.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What a command works with once its arguments are read."""
+
+    settings: Settings
+    plugins: PluginSettings
+    selection: SelectionSettings
+    options: EngineOptions
+    model: Path
+
+
+def read_session(
+    model: str,
+    *,
+    consumer: str,
+    config: Path | None,
+    assignments: Sequence[str] | None,
+    use: Sequence[str] | None,
+    flags: Mapping[str, Any],
+) -> Session:
+    """Settings of all sources under this command's options (None: not given).
+
+    Raises SettingsError, ModelNotFoundError.
+    """
+    given: dict[str, tuple[str, Any]] = {}
+    for text in assignments or ():
+        key, value = _split(text, "--set", "SECTION.KEY=VALUE")
+        given[key] = (f"--set {key}", value)
+    if use:
+        chosen = dict(_split(text, "--use", "OP=NAME") for text in use)
+        given["selection.use"] = ("--use", chosen)
+    for key, value in flags.items():
+        if value is not None:
+            option = "--" + key.partition(".")[2].replace("_", "-")
+            given[key] = (option, str(value) if isinstance(value, Path) else value)
+    settings = Settings.read(config=config, flags=given)
+    return Session(
+        settings=settings,
+        plugins=settings.section("plugins", PluginSettings, consumer=consumer),
+        selection=settings.section("selection", SelectionSettings, consumer=consumer),
+        options=settings.section("engine", EngineOptions, consumer=consumer),
+        model=resolve_model(model),
+    )
+
+
+def plan_session(session: Session) -> tuple[PlannedModel, BackendRegistry]:
+    """Loads the back-ends and plans. Raises what they raise."""
+    plugins, selection = session.plugins, session.selection
+    registry = load_backends(
+        selected=plugins.select, disabled=plugins.disable, deadline_s=plugins.probe_deadline_s
+    )
+    book = load_waivers(selection.waivers) if selection.waivers else WaiverBook()
+    return plan_model(session.model, session.options, registry, book, selection.use), registry
+
+
+def _split(text: str, option: str, form: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip() or not value.strip():
+        raise SettingsError(f"option {option}", form, repr(text), f"write {option} {form}")
+    return key.strip(), value.strip()

@@ -1,0 +1,83 @@
+"""A plan as a table for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hal.plan import Plan, PlannedOp
+from hal.reasons import ReasonKind
+
+TIER_STYLES = {"native": "green", "tuned": "cyan", "portable": "yellow", "reference": "red"}
+
+
+def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None = None) -> None:
+    """Prints the heading, a row per site and token range, notes and waivers."""
+    console = console or Console()
+    console.print(
+        Text.assemble(
+            ("plan ", "dim"), (plan.hash, "bold"), f"  {plan.model.get('source', '')}  on  "
+        )
+        + Text(plan.device_label)
+    )
+    settings = plan.settings
+    console.print(
+        f"precision {settings.get('precision')} ({settings.get('dtype')} activations, "
+        f"{settings.get('kv_dtype')} KV cache), tp {settings.get('tp')}, "
+        f"{plan.kv_bytes_per_token:,} KV bytes a token",
+        style="dim",
+        highlight=False,
+    )
+    console.print(_table(plan))
+    for note in plan.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    for waiver in plan.waivers_in_use():
+        console.print(Text(f"degraded: {waiver}", style="bold red"))
+    if with_losers:
+        _print_losers(plan, console)
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("call site", "op", "tokens", "implementation", "tier"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table.add_column("est. µs", justify="right")
+    table.add_column("lost to it", justify="right")
+    previous = ""
+    for op in plan.ops:
+        site = _site_label(op)
+        table.add_row(
+            "" if site == previous else site,
+            op.site.request.label,
+            str(op.tokens),
+            op.choice.name,
+            Text(op.choice.tier.label, style=TIER_STYLES[op.choice.tier.label]),
+            "" if op.decision.estimate_us is None else f"{op.decision.estimate_us:,.0f}",
+            str(len(op.decision.rejected)),
+        )
+        previous = site
+    return table
+
+
+def _site_label(op: PlannedOp) -> str:
+    layers = op.site.layers
+    if not layers:
+        return op.site.site
+    number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+    return op.site.site.replace("*", number)
+
+
+def _print_losers(plan: Plan, console: Console) -> None:
+    """Every candidate that is not for another kind of request, with its reasons."""
+    seen: set[str] = set()
+    for op in plan.ops:
+        for loser in op.decision.rejected:
+            if all(reason.kind is ReasonKind.SCOPE for reason in loser.reasons):
+                continue
+            why = "; ".join(str(reason) for reason in loser.reasons)
+            line = f"{op.site.request.label}: {loser.name} ({loser.tier.label}): {why}"
+            if line not in seen:
+                seen.add(line)
+                console.print(Text(line, style="dim"))

@@ -1,0 +1,101 @@
+"""`hal serve MODEL`: plan, load, and answer OpenAI's API."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hal_engine.building import Progress as Report
+from hal_engine.cli import arguments as args
+from hal_engine.cli.plan_table import print_plan
+
+
+def serve(
+    model: args.Model,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    precision: args.Precision = None,
+    device: args.Device = None,
+    tp: args.TensorParallel = None,
+    use: args.Use = None,
+    waivers: args.Waivers = None,
+    config: args.Config = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key clients must send.")
+    ] = None,
+    set_: args.Set = None,
+) -> None:
+    """Serve a model with an OpenAI-compatible API, after printing the plan it runs by."""
+    from hal_engine.server.config import ServerConfig
+    from hal_engine.server.run import bind_listener, check_exposure, run_server
+    from hal_engine.serving import start_engine
+
+    session = args.read_session(
+        model,
+        consumer="hal serve",
+        config=config,
+        assignments=set_,
+        use=use,
+        flags={
+            "serve.host": host,
+            "serve.port": port,
+            "serve.api_key_file": api_key_file,
+            "engine.precision": precision,
+            "engine.device": device,
+            "engine.tp": tp,
+            "selection.waivers": waivers,
+        },
+    )
+    server = session.settings.section("serve", ServerConfig, consumer="hal serve")
+    session.settings.check_consumed(["engine", "selection", "plugins", "serve"])
+    check_exposure(server)
+    listener = bind_listener(server)  # a port that is taken is said before the model loads
+    planned, registry = args.plan_session(session)
+    console = Console()
+    print_plan(planned.plan, console=console)
+    with _progress(Console(stderr=True)) as report:
+        engine = start_engine(
+            planned,
+            registry,
+            use=session.selection.use,
+            waivers=session.selection.waivers or "",
+            disabled_plugins=session.plugins.disable,
+            progress=report,
+        )
+    raise typer.Exit(run_server(engine, server, listener=listener))
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Report]:
+    """Bars for checking and loading; on a pipe nothing but the end of each is printed."""
+    titles = {"check": "checking weights", "load": "packing layers"}
+    if not console.is_terminal:
+
+        def tell(what: str, done: int, total: int) -> None:
+            if done == total:
+                console.print(f"{titles.get(what, what)}: done")
+
+        yield tell
+        return
+    with Progress(
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bars:
+        tasks = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(titles.get(what, what), total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield show
