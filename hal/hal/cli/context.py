@@ -1,0 +1,102 @@
+"""What the commands of one `hal` process share, made on demand: settings, host, plug-ins."""
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import typer
+
+from hal.errors import SettingsError
+from hal.host import LocalHost, TransferableHost
+from hal.plugins import BackendRegistry, PluginLoader, PluginSurvey, load_backends, survey_plugins
+from hal.settings import DEBUG_VARIABLE, Settings
+from hal.settings_sections import PluginSettings, SelectionSettings
+from hal.waivers import WaiverBook, load_waivers
+
+
+class CliContext:
+    """Shared by all commands as `ctx.obj`. Nothing happens before a property is asked for."""
+
+    def __init__(self, config: Path | None = None, is_debug: bool = False) -> None:
+        self.config = config
+        self.is_debug = is_debug or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+        self.host: TransferableHost = LocalHost()
+        self._settings: Settings | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of file, environment and, inside a command, its options.
+
+        Raises:
+            SettingsError: an unknown section or variable, an unreadable file.
+        """
+        if self._settings is None:
+            self._settings = Settings.read(config=self.config)
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @property
+    def plugin_settings(self) -> PluginSettings:
+        """Section `plugins`."""
+        return self.settings.section("plugins", PluginSettings, consumer="plug-in loading")
+
+    @property
+    def selection_settings(self) -> SelectionSettings:
+        """Section `selection`."""
+        return self.settings.section("selection", SelectionSettings, consumer="selection")
+
+    @cached_property
+    def survey(self) -> PluginSurvey:
+        """Every plug-in, probed once per process."""
+        wanted = self.plugin_settings
+        return survey_plugins(
+            self.host, disabled=wanted.disable, deadline_s=wanted.probe_deadline_s
+        )
+
+    @cached_property
+    def loader(self) -> PluginLoader:
+        """Loads plug-ins of the survey into this process, each once."""
+        return PluginLoader(self.survey)
+
+    @cached_property
+    def backends(self) -> BackendRegistry:
+        """The devices and the plug-ins that answer for them.
+
+        Raises:
+            DeviceClaimError, PluginError: see `hal.plugins.load_backends`.
+        """
+        wanted = self.plugin_settings
+        return load_backends(selected=wanted.select, disabled=wanted.disable, loader=self.loader)
+
+    @property
+    def use(self) -> Mapping[str, str]:
+        """The explicit choices, op or op.phase -> candidate name."""
+        return self.selection_settings.use
+
+    @cached_property
+    def waivers(self) -> WaiverBook:
+        """The waivers of the file that `selection.waivers` names; none without one.
+
+        Raises:
+            WaiverError: the file is malformed, or has an expired or over-broad waiver.
+        """
+        path = self.selection_settings.waivers
+        return WaiverBook() if path is None else load_waivers(path)
+
+
+def cli_context(ctx: typer.Context) -> CliContext:
+    """The shared context of a command.
+
+    Raises:
+        SettingsError: the command was not started by `hal`.
+    """
+    shared = ctx.find_root().obj
+    if not isinstance(shared, CliContext):
+        raise SettingsError(
+            "command line", "a command started by `hal`", repr(shared), "start it with `hal`"
+        )
+    return shared

@@ -1,0 +1,130 @@
+"""`hal doctor`: every plug-in's state with its reason; `--list` runs no code of a plug-in."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from hal.cli.context import CliContext, cli_context
+from hal.cli.output import print_json, print_table, print_text
+from hal.errors import DeviceClaimError
+from hal.plugins import PluginState, PluginSurvey, list_plugins
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("doctor")(_doctor)
+
+
+def _doctor(
+    ctx: typer.Context,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only list the plug-ins; no code of theirs is run.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show tracebacks and output of plug-ins.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Probe every plug-in and load those with devices.
+
+    Exit code 1 if one failed or was rejected, if software for hardware that is here is missing, or
+    if two plug-ins claim one device; else 0.
+    """
+    if list_only:
+        _list(as_json)
+        return
+    shared = cli_context(ctx)
+    conflict = shared.survey.claim_conflict()
+    states = shared.survey.states if conflict is not None else shared.backends.states
+    missing = shared.survey.missing_dependencies()
+    is_healthy = (
+        conflict is None and not missing and not any(state.status.is_trouble for state in states)
+    )
+    if as_json:
+        print_json(_document(shared, states, conflict, is_healthy))
+    else:
+        _print(shared.survey, states, conflict, verbose)
+        print_text("All is well." if is_healthy else "Something needs attention: see above.")
+    if not is_healthy:
+        raise typer.Exit(1)
+
+
+def _list(as_json: bool) -> None:
+    entries = list_plugins()
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": entry.name,
+                    "distribution": entry.distribution,
+                    "version": entry.version,
+                    "value": entry.value,
+                    "location": entry.location,
+                    "shadowed_by": entry.shadowed_by,
+                    "problem": entry.problem,
+                }
+                for entry in entries
+            ]
+        )
+        return
+    print_table(
+        ("plug-in", "distribution", "version", "entry point", "note"),
+        [(e.name, e.distribution, e.version, e.value, e.problem or e.shadowed_by) for e in entries],
+    )
+
+
+def _document(
+    shared: CliContext,
+    states: Sequence[PluginState],
+    conflict: DeviceClaimError | None,
+    is_healthy: bool,
+) -> dict[str, Any]:
+    claims = shared.survey.claims()
+    return {
+        "healthy": is_healthy,
+        "plugins": [
+            state.to_document()
+            | {"devices": [device for device, owners in claims.items() if state.entry in owners]}
+            for state in states
+        ],
+        "claim_conflict": None if conflict is None else conflict.to_document(),
+        "missing_dependencies": [
+            {
+                "plugin": entry.key,
+                "hardware": item.hardware,
+                "software": item.software,
+                "remedy": item.remedy,
+            }
+            for entry, item in shared.survey.missing_dependencies()
+        ],
+    }
+
+
+def _print(
+    survey: PluginSurvey,
+    states: Sequence[PluginState],
+    conflict: DeviceClaimError | None,
+    verbose: bool,
+) -> None:
+    claims = survey.claims()
+    rows = [
+        (
+            state.entry.name,
+            f"{state.entry.distribution} {state.entry.version}",
+            state.status.value,
+            ", ".join(device for device, owners in claims.items() if state.entry in owners),
+            state.reason,
+        )
+        for state in states
+    ]
+    print_table(("plug-in", "distribution", "state", "devices", "reason"), rows)
+    for entry, item in survey.missing_dependencies():
+        print_text(
+            f"{entry}: {item.hardware} is here, but {item.software} is missing: {item.remedy}"
+        )
+    if conflict is not None:
+        print_text(str(conflict))
+    for state in states:
+        if verbose and state.detail:
+            print_text(f"{state.entry}:\n{state.detail}")

@@ -1,0 +1,79 @@
+"""How commands print: tables of at most 100 columns, JSON, errors. Colour on terminals only."""
+
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hal.errors import HalError
+
+MAX_COLUMNS = 100
+_STATUS_STYLES = {
+    "loaded": "green",
+    "idle": "dim",
+    "rejected": "yellow",
+    "failed": "red",
+    "shadowed": "yellow",
+}
+
+
+def _console() -> Console:
+    columns = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
+    return Console(width=columns, markup=False, highlight=False, emoji=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """A table; long cells wrap. A cell that is a plug-in status is coloured on a terminal."""
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STATUS_STYLES.get(cell, "")) for cell in row))
+    _console().print(table)
+
+
+def print_text(text: str) -> None:
+    """Text, wrapped to the width of tables."""
+    _console().print(Text(text))
+
+
+def print_json(document: Any) -> None:
+    """A JSON document with sorted keys."""
+    typer.echo(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+
+
+def print_error(error: BaseException, *, is_debug: bool) -> None:
+    """An error on stderr: its message, and its traceback if debugging."""
+    if is_debug:
+        typer.echo("".join(traceback.format_exception(error)), err=True)
+    prefix = typer.style("error:", fg="red", bold=True) if sys.stderr.isatty() else "error:"
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            print_error(part, is_debug=False)
+        return
+    kind = type(error).__name__ if isinstance(error, HalError) else "internal error"
+    typer.echo(f"{prefix} {kind}: {error}", err=True)
+
+
+def format_bytes(count: float) -> str:
+    """`31.3 GiB`; empty for nothing known."""
+    if count <= 0:
+        return ""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def format_rate(rate: float | None, unit: str) -> str:
+    """`31.2 GB/s`; empty for nothing known."""
+    return "" if rate is None or rate <= 0 else f"{rate / 1e9:.4g} G{unit}"

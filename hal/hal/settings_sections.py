@@ -1,0 +1,137 @@
+"""The sections that settings may have, and the model of each.
+
+The core has `plugins` and `selection`. Other packages declare theirs as an entry point of the
+group `hal.settings` (name: the section, value: `package.module:Model`), so that the section is
+known without importing anything, or with `SettingsCatalogue.register`.
+"""
+
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hal.errors import SettingsError
+from hal.plugins.probe import DEFAULT_DEADLINE_S
+from hal.suggestions import did_you_mean
+
+SETTINGS_GROUP = "hal.settings"
+# Importing torch takes seconds on a cold disk: a shorter deadline would fail sound plug-ins.
+MIN_PROBE_DEADLINE_S = 15.0
+
+
+class PluginSettings(BaseModel):
+    """Section `plugins`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    disable: tuple[str, ...] = Field(
+        default=(), description="plug-ins not to touch, by name or distribution:name"
+    )
+    select: tuple[str, ...] = Field(
+        default=(), description="plug-ins to load even if none of their devices is here"
+    )
+    probe_deadline_s: float = Field(
+        default=DEFAULT_DEADLINE_S,
+        ge=MIN_PROBE_DEADLINE_S,
+        le=600,
+        description="the longest one plug-in's probe may take, in seconds (15 to 600)",
+    )
+
+
+class SelectionSettings(BaseModel):
+    """Section `selection`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    use: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="explicit choices, op or op.phase = candidate name; works or is an error",
+    )
+    waivers: Path | None = Field(default=None, description="the waiver file")
+
+
+class SettingsCatalogue:
+    """Section name -> its pydantic model, imported only when it is asked for."""
+
+    def __init__(self, points: Mapping[str, importlib.metadata.EntryPoint] | None = None) -> None:
+        self._models: dict[str, type[BaseModel]] = {
+            "plugins": PluginSettings,
+            "selection": SelectionSettings,
+        }
+        self._points = dict(points or {})
+
+    @classmethod
+    def installed(cls) -> "SettingsCatalogue":
+        """The core's sections and those that installed distributions declare.
+
+        Raises:
+            SettingsError: two distributions declare one section.
+        """
+        points: dict[str, importlib.metadata.EntryPoint] = {}
+        for point in importlib.metadata.entry_points(group=SETTINGS_GROUP):
+            rival = points.setdefault(point.name, point)
+            if rival.value != point.value or point.name in ("plugins", "selection"):
+                raise SettingsError(
+                    f"settings section {point.name!r}",
+                    "one package that declares it",
+                    f"{rival.value} and {point.value}",
+                    "uninstall one of the two",
+                )
+        return cls(points)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every known section, sorted."""
+        return tuple(sorted(self._models.keys() | self._points.keys()))
+
+    def register(self, name: str, model: type[BaseModel]) -> None:
+        """Declare a section. Declaring it again with the same model is allowed.
+
+        Raises:
+            SettingsError: another model has that name.
+        """
+        rival = self._models.setdefault(name, model)
+        if rival is not model:
+            raise SettingsError(
+                f"settings section {name!r}",
+                "one model",
+                f"{rival.__module__}.{rival.__qualname__} and "
+                f"{model.__module__}.{model.__qualname__}",
+                "rename one of the sections",
+            )
+
+    def model(self, name: str) -> type[BaseModel]:
+        """The model of a section.
+
+        Raises:
+            SettingsError: no such section, or the package that declares it cannot provide it.
+        """
+        if name in self._models:
+            return self._models[name]
+        if name not in self._points:
+            raise SettingsError(
+                f"settings section {name!r}",
+                "a known section",
+                "an unknown one",
+                did_you_mean(name, self.names),
+            )
+        point = self._points[name]
+        try:
+            model = point.load()
+        except (Exception, SystemExit) as error:
+            raise SettingsError(
+                f"settings section {name!r}",
+                f"the model {point.value}",
+                f"{type(error).__name__}: {error}",
+                "reinstall the package that declares it",
+            ) from error
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise SettingsError(
+                f"settings section {name!r}",
+                f"a pydantic model at {point.value}",
+                type(model).__name__,
+                "upgrade the package that declares it",
+            )
+        self._models[name] = model
+        return model
