@@ -151,6 +151,13 @@ class Settings:
             if name in self._consumers:
                 continue
             for key, item in sorted(self._given[name].items()):
+                if name not in self.catalogue.names:
+                    raise SettingsError(
+                        f"setting {name}.{key} ({item.where})",
+                        "a known section",
+                        f"the unknown section {name!r}",
+                        did_you_mean(name, self.catalogue.names),
+                    )
                 if name in sections or item.kind is SourceKind.COMMAND_LINE:
                     readers = ", ".join(sorted(self._consumers)) or "none"
                     raise SettingsError(

@@ -28,28 +28,23 @@ def text_to_value(annotation: Any, text: str) -> Any:
     if get_origin(annotation) is Literal:
         by_text = {str(choice): choice for choice in get_args(annotation)}
         return by_text.get(text, text)
-    if is_mapping(annotation):
+    if _is_mapping(annotation):
         return _to_mapping(text)
-    if is_sequence(annotation):
+    if _is_sequence(annotation):
         return _to_list(annotation, text)
     return text
 
 
-def is_sequence(annotation: Any) -> bool:
+def _is_sequence(annotation: Any) -> bool:
     """Whether a field holds several values."""
     origin = get_origin(_plain(annotation))
     return isinstance(origin, type) and issubclass(origin, Sequence | AbstractSet)
 
 
-def is_mapping(annotation: Any) -> bool:
+def _is_mapping(annotation: Any) -> bool:
     """Whether a field holds values by key."""
     origin = get_origin(_plain(annotation))
     return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def is_bool(annotation: Any) -> bool:
-    """Whether a field is true or false."""
-    return _plain(annotation) is bool
 
 
 def _plain(annotation: Any) -> Any:

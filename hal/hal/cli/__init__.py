@@ -2,6 +2,5 @@
 
 from hal.cli.app import main
 from hal.cli.context import CliContext, cli_context
-from hal.cli.options import settings_options
 
-__all__ = ["CliContext", "cli_context", "main", "settings_options"]
+__all__ = ["CliContext", "cli_context", "main"]
