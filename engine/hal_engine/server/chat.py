@@ -101,7 +101,8 @@ async def _render(body: ChatRequest, state: ServerState) -> tuple[int, ...]:
 def _message(message: ChatMessage, index: int) -> dict[str, str]:
     """What templates get: role and text. `developer` is the newer name of `system`."""
     param = f"messages[{index}]"
-    if message.role in ("tool", "function") or message.tool_calls or message.function_call:
+    has_calls = bool(message.tool_calls) or message.function_call is not None
+    if message.role in ("tool", "function") or has_calls:
         raise unsupported(param, f"'{param}': tool calling is not supported.")
     if message.audio is not None:
         raise unsupported(f"{param}.audio", f"'{param}.audio' is not supported.")

@@ -37,6 +37,7 @@ class GuardedH11Protocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self.access_log = False  # uvicorn's would show query strings; see request_context.py
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Arms the head's deadline, or refuses the connection when there are too many."""

@@ -160,7 +160,7 @@ def refuse_unsupported(request: SamplingFields) -> None:
         raise unsupported("store", "'store' must be false: this server keeps no completions.")
     if request.service_tier not in (None, "auto", "default"):
         raise unsupported("service_tier", '\'service_tier\' must be "auto" or "default".')
-    if isinstance(request, CompletionRequest) and request.suffix:
+    if isinstance(request, CompletionRequest) and request.suffix not in (None, ""):
         raise unsupported("suffix", "'suffix' is not supported: this model does not insert text.")
     if isinstance(request, ChatRequest):
         _refuse_unsupported_chat(request)

@@ -1,0 +1,21 @@
+"""Serves the fake engine, for tests that send signals. Arguments: settings as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from fake_engine import FakeEngine
+
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.run import run_server
+
+
+class NoisyEngine(FakeEngine):
+    async def close(self) -> None:
+        sys.stdout.write("engine closed\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(run_server(NoisyEngine(), ServerConfig(**json.loads(sys.argv[1]))))
