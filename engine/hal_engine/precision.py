@@ -18,17 +18,6 @@ PrecisionName = Literal["auto", "fp32", "bf16", "w8", "w8a8", "w4", "w4a8"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 KvDType = Literal["auto", "float32", "bfloat16"]
 
-# Formats as a checkpoint names them -> the catalogue's.
-_STORED: dict[str, str] = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "int8_g32": "int8_g32",
-    "int4_g32": "int4_g32",
-    "int4_g32_asym": "int4_g32_asym",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """The resolved precision of a run. dtype: of activations. notes: remarks for the plan."""
@@ -52,9 +41,9 @@ class Precision:
         if self.name in ("w4", "w4a8"):
             return self._four_bits(config, stored)
         if self.name == "auto" and len(stored) == 1:
-            name = _STORED.get(next(iter(stored)), "float32")
-            if not FORMATS[name].is_dense:
-                return FORMATS[name]
+            kept = FORMATS.get(next(iter(stored)))
+            if kept is not None and not kept.is_dense:
+                return kept
         return FORMATS[self.dtype]
 
     def _four_bits(self, config: ModelConfig, stored: set[str]) -> WeightFormat:
@@ -82,8 +71,8 @@ def resolve_precision(
     dtype = "float32"
     if name == "bf16":
         dtype = "bfloat16"
-    elif name == "auto" and config.dtype in ("bf16", "fp16") and not config.stored_formats:
-        if config.dtype == "bf16" and has_bf16_unit:
+    elif name == "auto" and config.dtype in ("bfloat16", "float16") and not config.stored_formats:
+        if config.dtype == "bfloat16" and has_bf16_unit:
             dtype = "bfloat16"
         else:
             notes.append(
@@ -102,5 +91,5 @@ def resolve_precision(
 
 def _widened_formats(config: ModelConfig) -> list[str]:
     """Block formats that no GEMM takes as stored run as their exact values in float32."""
-    others = sorted({f for f in config.stored_formats.values() if f not in _STORED})
+    others = sorted({f for f in config.stored_formats.values() if f not in FORMATS})
     return [f"weights stored as {f} run as their exact values in float32" for f in others]

@@ -57,3 +57,8 @@ def any_feature(device: DeviceSpec, *choices: str) -> list[Reason]:
 
 def gather(*parts: Sequence[Reason]) -> list[Reason]:
     return [reason for part in parts for reason in part]
+
+
+def vector_unit(device: DeviceSpec) -> list[Reason]:
+    """What kernels compiled on this machine need."""
+    return features(device, "avx2", "fma")

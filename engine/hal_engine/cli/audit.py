@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hal_engine.audit import AuditReport, audit_model
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan_table import TIER_STYLES
+from hal_engine.cli.plan_table import TIER_STYLES, terminal
 
 
 def audit(
@@ -45,7 +45,7 @@ def audit(
     session.settings.check_consumed(["engine", "selection", "plugins"])
     planned, registry = args.plan_session(session)
     report = audit_model(planned, registry)
-    print_audit(report, Console())
+    print_audit(report, terminal())
     if report.escaped or report.never_called:
         raise typer.Exit(1)
 

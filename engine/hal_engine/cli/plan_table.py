@@ -13,9 +13,15 @@ from hal.reasons import ReasonKind
 TIER_STYLES = {"native": "green", "tuned": "cyan", "portable": "yellow", "reference": "red"}
 
 
+def terminal() -> Console:
+    """Standard output, 100 columns wide where it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=100)
+
+
 def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None = None) -> None:
     """Prints the heading, a row per site and token range, notes and waivers."""
-    console = console or Console()
+    console = console or terminal()
     console.print(
         Text.assemble(
             ("plan ", "dim"), (plan.hash, "bold"), f"  {plan.model.get('source', '')}  on  "
@@ -44,7 +50,6 @@ def _table(plan: Plan) -> Table:
     for name in ("call site", "op", "tokens", "implementation", "tier"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     table.add_column("est. µs", justify="right")
-    table.add_column("lost to it", justify="right")
     previous = ""
     for op in plan.ops:
         site = _site_label(op)
@@ -55,7 +60,6 @@ def _table(plan: Plan) -> Table:
             op.choice.name,
             Text(op.choice.tier.label, style=TIER_STYLES[op.choice.tier.label]),
             "" if op.decision.estimate_us is None else f"{op.decision.estimate_us:,.0f}",
-            str(len(op.decision.rejected)),
         )
         previous = site
     return table

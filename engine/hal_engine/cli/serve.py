@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hal_engine.building import Progress as Report
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan_table import print_plan
+from hal_engine.cli.plan_table import print_plan, terminal
 
 
 def serve(
@@ -57,7 +57,7 @@ def serve(
     check_exposure(server)
     listener = bind_listener(server)  # a port that is taken is said before the model loads
     planned, registry = args.plan_session(session)
-    console = Console()
+    console = terminal()
     print_plan(planned.plan, console=console)
     with _progress(Console(stderr=True)) as report:
         engine = start_engine(

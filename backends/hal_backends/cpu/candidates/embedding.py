@@ -9,19 +9,29 @@ from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
 from hal.device import DeviceSpec
 from hal.ops.embedding import EmbeddingRequest
 from hal.tiers import Tier
+from hal_backends.cpu.limits import gather, scope, vector_unit
 
 if TYPE_CHECKING:
     import torch
 
 
-def _load() -> Bind:
+def _load_jit() -> Bind:
+    from hal_kernels.embedding.cpu import bind_embedding
+
+    def bind(request: EmbeddingRequest, *, weight: torch.Tensor) -> Kernel:
+        return bind_embedding(weight=weight)
+
+    return bind
+
+
+def _load_index_select() -> Bind:
     import torch
 
     def bind(request: EmbeddingRequest, *, weight: torch.Tensor) -> Kernel:
-        def gather(ids: torch.Tensor) -> torch.Tensor:
+        def rows(ids: torch.Tensor) -> torch.Tensor:
             return torch.index_select(weight, 0, ids)
 
-        return gather
+        return rows
 
     return bind
 
@@ -29,13 +39,24 @@ def _load() -> Bind:
 def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
     return (
         KernelCandidate(
+            name="cpu.embedding.jit",
+            op="embedding",
+            tier=Tier.NATIVE,
+            summary="copies rows with vector moves",
+            not_supported_reasons=lambda r: gather(
+                scope("dtype", r.dtype, ("float32", "bfloat16")), vector_unit(device)
+            ),
+            load=_load_jit,
+            leaf=(Leaf(kind="symbol", name="hal_kernels.embedding"),),
+        ),
+        KernelCandidate(
             name="cpu.embedding.index_select",
             op="embedding",
-            # A gather is bound by memory, and index_select copies whole rows: nothing is left.
+            # A gather is bound by memory, and index_select copies whole rows.
             tier=Tier.TUNED,
             summary="torch.index_select: copies rows",
             not_supported_reasons=lambda request: (),
-            load=_load,
+            load=_load_index_select,
             leaf=(Leaf(kind="aten_op", name="aten::index_select"),),
         ),
     )
