@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -11,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal_engine.audit import AuditReport, audit_model
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_table import TIER_STYLES, terminal
+
+if TYPE_CHECKING:
+    from hal_engine.audit import AuditReport
 
 
 def audit(
@@ -30,6 +33,8 @@ def audit(
     Exit code 1 if a matrix product, attention or collective ran outside a bound op, or a planned
     call site was never called.
     """
+    from hal_engine.audit import audit_model  # torch takes seconds: not for `hal plan`
+
     session = args.read_session(
         model,
         consumer="hal audit",

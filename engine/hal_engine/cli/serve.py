@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hal_engine.building import Progress as Report
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_table import print_plan, terminal
+
+if TYPE_CHECKING:
+    from hal_engine.building import Progress as Report
 
 
 def serve(
