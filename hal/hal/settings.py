@@ -21,10 +21,8 @@ from hal.model_errors import describe_first_error
 from hal.settings_sections import SettingsCatalogue
 from hal.settings_text import text_to_value
 from hal.suggestions import did_you_mean
+from hal.variables import CONFIG_VARIABLE, DEBUG_VARIABLE, PREFIX
 
-PREFIX = "HAL_"
-CONFIG_VARIABLE = "HAL_CONFIG"
-DEBUG_VARIABLE = "HAL_DEBUG"
 _OWN_VARIABLES = (CONFIG_VARIABLE, DEBUG_VARIABLE)
 _Section = TypeVar("_Section", bound=BaseModel)
 

@@ -14,17 +14,11 @@ from hal.device import DetectedDevice
 from hal.errors import DeviceClaimError, PluginError, SettingsError
 from hal.hookspecs import BackendInfo
 from hal.host import LocalHost, RecordedHost
-from hal.plugins import (
-    PluginLoader,
-    PluginStatus,
-    PluginSurvey,
-    list_plugins,
-    load_backends,
-    survey_plugins,
-)
-from hal.plugins.listing import PluginEntry
+from hal.plugins.listing import PluginEntry, list_plugins
+from hal.plugins.manager import PluginLoader, load_backends
 from hal.plugins.probe import ProbeReport, probe_plugin
-from hal.plugins.survey import survey_of
+from hal.plugins.states import PluginStatus
+from hal.plugins.survey import PluginSurvey, survey_of, survey_plugins
 
 GOOD = """
 from hal.device import DetectedDevice
@@ -493,7 +487,7 @@ def test_loader_loads_once(site: Site) -> None:
 def test_import_hal_runs_no_plugin_and_no_torch(site: Site) -> None:
     site.add("bad", "raise SystemExit('a plug-in was imported')")
     script = (
-        "import sys, hal, hal.plugins, hal.cli, hal.settings, hal.waivers, hal.planner;"
+        "import sys, hal, hal.plugins.manager, hal.cli, hal.settings, hal.waivers, hal.planner;"
         "bad = [m for m in sys.modules if m.split('.')[0] in"
         " ('torch', 'fake_acme_bad_bad', 'hal_backends', 'hal_engine', 'hal_kernels')];"
         "sys.exit(repr(bad) if bad else 0)"

@@ -1,18 +1,27 @@
 """What the commands of one `hal` process share, made on demand: settings, host, plug-ins."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from hal.errors import SettingsError
-from hal.host import LocalHost, TransferableHost
-from hal.plugins import BackendRegistry, PluginLoader, PluginSurvey, load_backends, survey_plugins
-from hal.settings import DEBUG_VARIABLE, Settings
-from hal.settings_sections import PluginSettings, SelectionSettings
-from hal.waivers import WaiverBook, load_waivers
+from hal.variables import DEBUG_VARIABLE
+
+# The modules behind these take most of the start-up time: `hal version` needs none of them.
+if TYPE_CHECKING:
+    from hal.host import TransferableHost
+    from hal.plugins.manager import PluginLoader
+    from hal.plugins.registry import BackendRegistry
+    from hal.plugins.survey import PluginSurvey
+    from hal.settings import Settings
+    from hal.settings_sections import PluginSettings, SelectionSettings
+    from hal.waivers import WaiverBook
 
 
 class CliContext:
@@ -21,7 +30,6 @@ class CliContext:
     def __init__(self, config: Path | None = None, is_debug: bool = False) -> None:
         self.config = config
         self.is_debug = is_debug or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
-        self.host: TransferableHost = LocalHost()
         self._settings: Settings | None = None
 
     @property
@@ -31,6 +39,8 @@ class CliContext:
         Raises:
             SettingsError: an unknown section or variable, an unreadable file.
         """
+        from hal.settings import Settings
+
         if self._settings is None:
             self._settings = Settings.read(config=self.config)
         return self._settings
@@ -42,16 +52,29 @@ class CliContext:
     @property
     def plugin_settings(self) -> PluginSettings:
         """Section `plugins`."""
+        from hal.settings_sections import PluginSettings
+
         return self.settings.section("plugins", PluginSettings, consumer="plug-in loading")
 
     @property
     def selection_settings(self) -> SelectionSettings:
         """Section `selection`."""
+        from hal.settings_sections import SelectionSettings
+
         return self.settings.section("selection", SelectionSettings, consumer="selection")
+
+    @cached_property
+    def host(self) -> TransferableHost:
+        """The host that devices are looked for on."""
+        from hal.host import LocalHost
+
+        return LocalHost()
 
     @cached_property
     def survey(self) -> PluginSurvey:
         """Every plug-in, probed once per process."""
+        from hal.plugins.survey import survey_plugins
+
         wanted = self.plugin_settings
         return survey_plugins(
             self.host, disabled=wanted.disable, deadline_s=wanted.probe_deadline_s
@@ -60,6 +83,8 @@ class CliContext:
     @cached_property
     def loader(self) -> PluginLoader:
         """Loads plug-ins of the survey into this process, each once."""
+        from hal.plugins.manager import PluginLoader
+
         return PluginLoader(self.survey)
 
     @cached_property
@@ -69,6 +94,8 @@ class CliContext:
         Raises:
             DeviceClaimError, PluginError: see `hal.plugins.load_backends`.
         """
+        from hal.plugins.manager import load_backends
+
         wanted = self.plugin_settings
         return load_backends(selected=wanted.select, disabled=wanted.disable, loader=self.loader)
 
@@ -84,6 +111,8 @@ class CliContext:
         Raises:
             WaiverError: the file is malformed, or has an expired or over-broad waiver.
         """
+        from hal.waivers import WaiverBook, load_waivers
+
         path = self.selection_settings.waivers
         return WaiverBook() if path is None else load_waivers(path)
 

@@ -1,13 +1,17 @@
 """`hal devices`: what was detected, what it can do, and how each value is known."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hal.cli.context import cli_context
 from hal.cli.output import format_bytes, format_rate, print_json, print_table, print_text
-from hal.device import DeviceSpec
+
+if TYPE_CHECKING:
+    from hal.device import DeviceSpec
 
 
 def register(app: typer.Typer) -> None:

@@ -1,14 +1,20 @@
 """`hal doctor`: every plug-in's state with its reason; `--list` runs no code of a plug-in."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hal.cli.context import CliContext, cli_context
 from hal.cli.output import print_json, print_table, print_text
-from hal.errors import DeviceClaimError
-from hal.plugins import PluginState, PluginSurvey, list_plugins
+from hal.plugins.listing import list_plugins
+
+if TYPE_CHECKING:
+    from hal.errors import DeviceClaimError
+    from hal.plugins.states import PluginState
+    from hal.plugins.survey import PluginSurvey
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from hal.cli.output import print_json, print_table
-from hal.ops import CATALOGUE
 
 
 def register(app: typer.Typer) -> None:
@@ -16,6 +15,8 @@ def register(app: typer.Typer) -> None:
 
 def _ops(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Every op of the catalogue, with the arguments that decide which kernel can serve it."""
+    from hal.ops import CATALOGUE
+
     document = [
         {
             "op": family.name,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hal.cli.output import print_json, print_table
-from hal.plugins.loading import API_VERSION
+from hal.hookspecs import PLUGIN_API
 
 _SHOWN = ("halstack", "torch", "numba", "numpy", "tokenizers", "pluggy", "pydantic")
 
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Versions of halstack, its plug-in API and what it builds on."""
     versions = {name: distribution_version(name) for name in _SHOWN}
-    versions |= {"plug-in API": API_VERSION, "python": platform.python_version()}
+    versions |= {"plug-in API": ".".join(map(str, PLUGIN_API)), "python": platform.python_version()}
     if as_json:
         print_json(versions)
     else:

@@ -1,19 +1,5 @@
-"""Plug-ins: listed without import, probed in child processes, loaded one at a time."""
+"""Plug-ins: listed without import, probed in child processes, loaded one at a time.
 
-from hal.plugins.listing import PluginEntry, list_plugins
-from hal.plugins.manager import PluginLoader, load_backends
-from hal.plugins.registry import BackendRegistry
-from hal.plugins.states import PluginState, PluginStatus
-from hal.plugins.survey import PluginSurvey, survey_plugins
-
-__all__ = [
-    "BackendRegistry",
-    "PluginEntry",
-    "PluginLoader",
-    "PluginState",
-    "PluginStatus",
-    "PluginSurvey",
-    "list_plugins",
-    "load_backends",
-    "survey_plugins",
-]
+`listing` lists, `probe` and `probe_child` probe, `survey` puts both together, `manager` loads,
+`registry` answers for devices, `calls` has one typed wrapper per hook, `states` the outcomes.
+"""
