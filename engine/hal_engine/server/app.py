@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,14 +21,12 @@ from .request_context import RequestContextMiddleware
 from .state import ServerState
 
 
-def create_app(
-    engine: AsyncEngine, config: ServerConfig, *, environ: Mapping[str, str] | None = None
-) -> FastAPI:
-    """The server's application for `engine`; `environ` (default: os.environ) may hold the key.
+def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
+    """The server's application for `engine`, with its state at `app.state.server`.
 
     Raises SettingsError for an unusable API key.
     """
-    api_key = resolve_api_key(config, os.environ if environ is None else environ)
+    api_key = resolve_api_key(config)
     plan_hash = engine.plan_hash()
     state = ServerState(
         engine=engine,

@@ -1,13 +1,12 @@
 """API key: `Authorization: Bearer KEY`, compared in constant time, never logged.
 
-The key comes from `api_key`, else from `api_key_file`, else from the variable HAL_API_KEY.
+The key comes from the setting `api_key` (as a variable: HAL_SERVE_API_KEY) or `api_key_file`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,11 +15,10 @@ from hal.errors import SettingsError
 from .config import ServerConfig
 from .errors import ApiError
 
-API_KEY_VARIABLE = "HAL_API_KEY"
 _MAX_KEY_LENGTH = 1024
 
 
-def resolve_api_key(config: ServerConfig, environ: Mapping[str, str]) -> bytes | None:
+def resolve_api_key(config: ServerConfig) -> bytes | None:
     """The key in use, or None; SettingsError for an unreadable file or an impossible key."""
     if config.api_key is not None:
         return _checked(config.api_key.get_secret_value(), "api_key")
@@ -36,8 +34,7 @@ def resolve_api_key(config: ServerConfig, environ: Mapping[str, str]) -> bytes |
                 "check the path and its permissions",
             ) from None  # a decoding error would show the file's bytes
         return _checked(text.strip(), f"api_key_file {config.api_key_file}")
-    text = environ.get(API_KEY_VARIABLE, "")
-    return _checked(text, API_KEY_VARIABLE) if API_KEY_VARIABLE in environ else None
+    return None
 
 
 def _checked(key: str, source: str) -> bytes:

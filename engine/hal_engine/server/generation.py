@@ -8,6 +8,7 @@ ends in `Generation.close()`, which closes the engine's iterators, and so frees 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -32,6 +33,7 @@ ResultT = TypeVar("ResultT")
 
 # An engine's own "error" event within this time of the deadline is the deadline.
 _DEADLINE_TOLERANCE_S = 0.25
+_DEATH_CHECK_S = 0.05
 
 
 @runtime_checkable
@@ -120,7 +122,7 @@ class Generation:
         events = self._state.engine.generate(request)
         try:
             async for event in events:
-                self._refuse_early_end(event)
+                await self._refuse_early_end(event)
                 self._observe(index, event)
                 while len(self._buffer) >= self._state.config.event_buffer:
                     self._writable.clear()
@@ -134,10 +136,13 @@ class Generation:
             await _close(events)
         raise RuntimeError(f"engine: the events of {request.request_id} ended without a reason")
 
-    def _refuse_early_end(self, event: TokenEvent) -> None:
+    async def _refuse_early_end(self, event: TokenEvent) -> None:
         if event.finish_reason == "error":
             if asyncio.get_running_loop().time() >= self._deadline_at - _DEADLINE_TOLERANCE_S:
                 raise deadline_exceeded(self._state.config.request_deadline_s)
+            # The last words of a dead engine hold its cause, which is for the log.
+            with contextlib.suppress(TimeoutError):
+                await self._state.engine.check_ready(_DEATH_CHECK_S)
             message = event.error or "The engine ended the request with an error."
             raise ApiError(500, message, code="generation_failed")
         if event.finish_reason == "cancelled":

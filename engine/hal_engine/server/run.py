@@ -57,39 +57,51 @@ def run_server(
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
-    return asyncio.run(serve(engine, config, listener=listener, announce=announce))
+    return asyncio.run(_serve(engine, config, listener, announce or _write_line))
 
 
-async def serve(
+async def _serve(
     engine: AsyncEngine,
     config: ServerConfig,
-    *,
-    listener: socket.socket | None = None,
-    announce: Callable[[str], None] | None = None,
+    listener: socket.socket | None,
+    announce: Callable[[str], None],
 ) -> int:
-    """`run_server` within a running event loop. The engine is closed at the end."""
     try:
         check_exposure(config)
         with contextlib.closing(listener or bind_listener(config)) as bound:
             app = create_app(engine, config)
-            server = DrainingServer(app, config, bound, announce or _write_line)
+            server = DrainingServer(app, config, bound, announce)
             await server.serve(sockets=[bound])
             return server.exit_status
     finally:
-        await engine.close()
+        # A stuck engine must not outlive the server: the supervisor waits for this process.
+        with _process_ends_within(config.close_deadline_s, status=1):
+            await engine.close()
+
+
+@contextlib.contextmanager
+def _process_ends_within(seconds: float, status: int) -> Iterator[None]:
+    """Ends the process hard if the block takes longer."""
+    timer = threading.Timer(seconds, os._exit, [status])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_exposure(config: ServerConfig) -> None:
     """ServerStartError if other machines could use the server without a key."""
     if config.is_loopback or config.allow_unauthenticated:
         return
-    if resolve_api_key(config, os.environ) is None:
+    if resolve_api_key(config) is None:
         raise ServerStartError(
             f"server: listening on {config.host}",
             "an API key, because other machines can reach this address",
             "no key",
-            "set HAL_API_KEY or --api-key-file, listen on 127.0.0.1, or pass "
-            "--allow-unauthenticated",
+            "set HAL_SERVE_API_KEY or --api-key-file, listen on 127.0.0.1, or set "
+            "serve.allow_unauthenticated to true",
         )
 
 
@@ -134,7 +146,7 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def exit_status(self) -> int:
-        """0 after a drain, 128 + signal after an abort, 1 if the engine never became ready."""
+        """0 after a drain, 128 + signal after an abort."""
         if self._abort_signal is not None:
             return 128 + self._abort_signal
         return 0

@@ -68,12 +68,10 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(
-    engine: Any, environ: dict[str, str], **settings: Any
-) -> Iterator[RunningServer]:
+def running_server(engine: Any, **settings: Any) -> Iterator[RunningServer]:
     config = ServerConfig(port=0, **{"ready_cache_s": 0, **settings})
     listener = bind_listener(config)
-    app = create_app(engine, config, environ=environ)
+    app = create_app(engine, config)
     server = DrainingServer(app, config, listener, lambda _: None)
     loop_of: list[asyncio.AbstractEventLoop] = []
 
@@ -99,11 +97,9 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
     """Starts servers with settings of the test's choice."""
     with contextlib.ExitStack() as stack:
 
-        def start(
-            engine: Any = None, environ: dict[str, str] | None = None, **settings: Any
-        ) -> RunningServer:
+        def start(engine: Any = None, **settings: Any) -> RunningServer:
             own = engine or fake_engine.FakeEngine()
-            return stack.enter_context(running_server(own, environ or {}, **settings))
+            return stack.enter_context(running_server(own, **settings))
 
         yield start
 
@@ -111,7 +107,7 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
     """One server with default settings for a whole file."""
-    with running_server(fake_engine.FakeEngine(), {}) as running:
+    with running_server(fake_engine.FakeEngine()) as running:
         yield running
 
 
