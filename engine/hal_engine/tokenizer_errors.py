@@ -1,0 +1,22 @@
+"""Errors of tokenizers and chat templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be loaded: file, key, required, found, remedy."""
+
+    def __init__(
+        self, file: Path | str, key: str, required: str, found: object, remedy: str = ""
+    ) -> None:
+        message = f"{file}: {key}: required {required}, found {found}"
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.file = str(file)
+        self.key = key
+
+
+class ChatTemplateError(ValueError):
+    """A chat cannot be rendered: no template, a template that fails or runs away, or messages that
+    the model cannot take. The message is fit for the client."""
