@@ -7,12 +7,12 @@ reported together, each with the waiver that would allow it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
-from hal.errors import PlanError
+from hal.errors import PlanError, RequestError
 from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest
 from hal.plan import OpSite, Plan, PlannedOp
@@ -42,8 +42,9 @@ def plan_ops(
 ) -> list[PlannedOp]:
     """Decides every site.
 
-    Raises SelectionError (an explicit choice that cannot serve, a request that nothing serves) and
-    PlanError (lost fast paths without waiver, all of them).
+    Raises SelectionError (an explicit choice that cannot serve, a request that nothing serves),
+    PlanError (lost fast paths without waiver, all of them; a `--use` that decides nothing),
+    RequestError (an op that the catalogue does not have) and WaiverError.
     """
     _check_use(inputs)
     planned: list[PlannedOp] = []
@@ -61,9 +62,9 @@ def plan_ops(
         raise PlanError(
             f"plan for {inputs.device.name} ({inputs.device.device_id})",
             "the best tier known for this device at every call site",
-            "lost fast paths: " + " | ".join(violations),
+            "lost fast paths:\n    - " + "\n    - ".join(violations),
             "install or enable what the reasons name; or allow it in the waiver file:\n"
-            + "\n".join(stanzas),
+            + "\n\n".join(stanzas),
         )
     inputs.waivers.check_after_planning(
         [(s, site.request) for site in inputs.sites for s in site.names()]
@@ -74,47 +75,58 @@ def plan_ops(
 def _check_use(inputs: PlanInputs) -> None:
     """Every `--use` key must name an op of this plan: an ignored request is an error."""
     known = {site.request.label for site in inputs.sites} | {s.request.op for s in inputs.sites}
+    rules = SelectionRules(explicit=inputs.use)
+    decides = {rules.explicit_key(site.request) for site in inputs.sites}
     for key in inputs.use:
+        who = f"explicit choice --use {key}={inputs.use[key]}"
         if key not in known:
+            raise PlanError(who, "an op of this model's plan", key, did_you_mean(key, known))
+        if key not in decides:
             raise PlanError(
-                f"explicit choice --use {key}={inputs.use[key]}",
-                "an op of this model's plan",
-                key,
-                did_you_mean(key, known),
+                who,
+                "an op for which no more specific choice is given",
+                ", ".join(sorted(k for k in inputs.use if k.startswith(f"{key}."))),
+                "remove it",
             )
 
 
 def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[str], list[str]]:
     request = site.request
     candidates = inputs.candidates(request.op, inputs.device)
-    semantic = inputs.waivers.match(request, site.site, inputs.device, kind="semantic")
-    allowed = inputs.allowed_semantics | (frozenset({"*"}) if semantic else frozenset())
-    rules = SelectionRules(explicit=inputs.use, allowed_semantics=allowed, policy=inputs.policy)
+    semantic = inputs.waivers.find(request, site.site, inputs.device, kind="semantic")
+    asked = SelectionRules(
+        explicit=inputs.use, allowed_semantics=inputs.allowed_semantics, policy=inputs.policy
+    )
+    rules = asked if semantic is None else replace(asked, allowed_semantics=frozenset({"*"}))
 
     def choose(part: OpRequest, held: str | None) -> Decision:
         return select(part, candidates, rules, held=held)
 
-    weighted = CATALOGUE[request.op].is_weighted
     ops: list[PlannedOp] = []
     problems: list[str] = []
     stanzas: list[str] = []
-    for tokens, decision in decide_ranges(request, choose, is_weighted=weighted):
-        waiver = _waiver_of_semantics(semantic, decision)
+    for tokens, decision in decide_ranges(request, choose, is_weighted=_is_weighted(site)):
+        waivers: list[Waiver | None] = []
+        if not all(asked.allows(note) for note in decision.semantic_notes):
+            waivers.append(inputs.waivers.match(request, site.site, inputs.device, "semantic"))
         if decision.lost is not None:
-            tier_waiver = inputs.waivers.match(request, site.site, inputs.device, kind="tier")
-            if tier_waiver is None:
+            waivers.append(inputs.waivers.match(request, site.site, inputs.device, "tier"))
+            if waivers[-1] is None:
                 lost = decision.lost.describe(decision.choice)
                 problems.append(f"{site.site} ({request.label}, {tokens} tokens): {lost}")
                 stanzas.append(waiver_text(request, site.site, inputs.device, kind="tier"))
-            else:
-                waiver = tier_waiver
-        text = None if waiver is None else waiver.describe()
+        text = "; ".join(w.describe() for w in waivers if w is not None) or None
         ops.append(PlannedOp(site=site, tokens=tokens, decision=decision, waiver=text))
     return ops, problems, stanzas
 
 
-def _waiver_of_semantics(semantic: Waiver | None, decision: Decision) -> Waiver | None:
-    return semantic if decision.semantic_notes else None
+def _is_weighted(site: OpSite) -> bool:
+    op = site.request.op
+    if op not in CATALOGUE:
+        raise RequestError(
+            f"call site {site.site}", "an op of the catalogue", op, did_you_mean(op, CATALOGUE)
+        )
+    return CATALOGUE[op].is_weighted
 
 
 def create_plan(
@@ -145,7 +157,7 @@ def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
     """Where ranges of one site pack the weight differently, the memory holds it more than once."""
     layouts: dict[OpSite, set[str]] = {}
     for op in ops:
-        if CATALOGUE[op.site.request.op].is_weighted:
+        if _is_weighted(op.site):
             layouts.setdefault(op.site, set()).add(op.choice.weight_layout or op.choice.name)
     return [
         f"{site.site}: the weight is held {len(held)} times ({', '.join(sorted(held))})"

@@ -1,0 +1,1 @@
+"""An example backend for halstack."""
