@@ -14,10 +14,10 @@ from .endpoint import (
     Choice,
     collect,
     engine_requests,
+    generation_id_of,
     json_response,
     read_request,
     remaining_deadline_s,
-    request_id_of,
     unix_time,
     usage,
 )
@@ -56,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
         logprobs=num_top if body.logprobs else None,
     )
     requests = engine_requests(
-        request_id_of(request),
+        generation_id_of(request),
         [prompt],
         [sampling],
         grammar,
@@ -64,7 +64,7 @@ async def chat_completions(request: Request) -> Response:
         deadline_s=remaining_deadline_s(request, state),
     )
     generation = Generation(state, requests, request.state.arrived_s)
-    shape = _ChatShape(body, state, request_id_of(request), len(prompt), num_top)
+    shape = _ChatShape(body, state, generation_id_of(request), len(prompt), num_top)
     if body.stream:
         return await stream_response(request, generation, _ChatChunks(shape))
     return json_response(shape.response(await collect(request, generation, copies)))
@@ -161,14 +161,19 @@ class _ChatShape:
     """The response documents of one request."""
 
     def __init__(
-        self, body: ChatRequest, state: ServerState, request_id: str, prompt_tokens: int, top: int
+        self,
+        body: ChatRequest,
+        state: ServerState,
+        generation_id: str,
+        prompt_tokens: int,
+        top: int,
     ) -> None:
         self.body = body
         self.prompt_tokens = prompt_tokens
         self._tokenizer = state.engine.tokenizer
         self._num_top = top
         self._envelope: dict[str, Any] = {
-            "id": f"chatcmpl-{request_id}",
+            "id": f"chatcmpl-{generation_id}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": unix_time(),
             "model": body.model,

@@ -13,10 +13,10 @@ from .endpoint import (
     Choice,
     collect,
     engine_requests,
+    generation_id_of,
     json_response,
     read_request,
     remaining_deadline_s,
-    request_id_of,
     unix_time,
     usage,
 )
@@ -59,7 +59,7 @@ async def completions(request: Request) -> Response:
     )
     check_sequences(n, best_of, len(prompts), state.config)
     requests = engine_requests(
-        request_id_of(request),
+        generation_id_of(request),
         [prompt.token_ids for prompt in prompts],
         [_sampling(body, state, prompt, chooses=best_of > n) for prompt in prompts],
         grammar,
@@ -67,7 +67,7 @@ async def completions(request: Request) -> Response:
         deadline_s=remaining_deadline_s(request, state),
     )
     generation = Generation(state, requests, request.state.arrived_s)
-    shape = _CompletionShape(body, state, request_id_of(request), prompts)
+    shape = _CompletionShape(body, state, generation_id_of(request), prompts)
     if body.stream:
         return await stream_response(request, generation, _CompletionChunks(shape, n))
     choices = await collect(request, generation, len(requests))
@@ -101,7 +101,7 @@ class _CompletionShape:
     """The response documents of one request."""
 
     def __init__(
-        self, body: CompletionRequest, state: ServerState, request_id: str, prompts: list[Prompt]
+        self, body: CompletionRequest, state: ServerState, generation_id: str, prompts: list[Prompt]
     ) -> None:
         self.body = body
         self.prompts = prompts
@@ -110,7 +110,7 @@ class _CompletionShape:
         self.is_echo_only = bool(body.echo) and body.max_tokens == 0
         self._tokenizer = state.engine.tokenizer
         self.envelope: dict[str, Any] = {
-            "id": f"cmpl-{request_id}",
+            "id": f"cmpl-{generation_id}",
             "object": "text_completion",
             "created": unix_time(),
             "model": body.model,

@@ -18,6 +18,8 @@ from .json_body import parse_json_object
 from .protocol import RequestT, SamplingFields, refuse_unsupported, validate_request
 from .state import ServerState, check_model, state_of
 
+_THREAD_FROM_BYTES = 65_536
+
 
 @dataclass(slots=True)
 class Choice:
@@ -53,17 +55,21 @@ class Choice:
 async def read_request(request: Request, model: type[RequestT]) -> RequestT:
     """The body as `model`; ApiError for anything that is not one."""
     state = state_of(request)
-    document = parse_json_object(await request.body(), max_depth=state.config.max_json_depth)
-    body = validate_request(model, document)
+    content = await request.body()
+    depth = state.config.max_json_depth
+    if len(content) < _THREAD_FROM_BYTES:
+        body = _parse(content, model, depth)
+    else:  # in a thread, so that streams go on meanwhile
+        body = await asyncio.to_thread(_parse, content, model, depth)
     if isinstance(body, SamplingFields):
         refuse_unsupported(body)
         check_model(body.model, state)
     return body
 
 
-def request_id_of(request: Request) -> str:
-    """The id that the response carries as `x-request-id`."""
-    return str(request.state.request_id)
+def generation_id_of(request: Request) -> str:
+    """The server's own id of the request, in the ids of the answer and of the engine's requests."""
+    return str(request.state.generation_id)
 
 
 def arrived_s(request: Request) -> float:
@@ -72,7 +78,7 @@ def arrived_s(request: Request) -> float:
 
 
 def engine_requests(
-    request_id: str,
+    generation_id: str,
     prompts: Sequence[tuple[int, ...]],
     sampling: Sequence[SamplingParams],
     grammar: GrammarSpec | None,
@@ -86,7 +92,7 @@ def engine_requests(
         for copy in range(copies):
             result.append(
                 GenerationRequest(
-                    request_id=f"{request_id}-{len(result)}",
+                    request_id=f"{generation_id}-{len(result)}",
                     prompt_token_ids=prompt,
                     sampling=_reseeded(params, copy),
                     grammar=grammar,
@@ -128,6 +134,10 @@ def usage(prompt_tokens: int, choices_per_prompt: Sequence[Sequence[Choice]]) ->
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def _parse(content: bytes, model: type[RequestT], max_depth: int) -> RequestT:
+    return validate_request(model, parse_json_object(content, max_depth=max_depth))
 
 
 async def _collect(generation: Generation, count: int) -> list[Choice]:

@@ -60,6 +60,7 @@ class GuardedH11Protocol(H11Protocol):
         if self._is_refused:
             return
         super().data_received(data)
+        self._keep_reading()
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -102,6 +103,17 @@ class GuardedH11Protocol(H11Protocol):
         else:
             message, code = "The request is not valid HTTP/1.1.", "invalid_http"
         self._refuse(ApiError(status, message, code=code))
+
+    def _keep_reading(self) -> None:
+        """Reads on behind a pipelined request, for else the client's end would go unnoticed."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if not (self.flow.read_paused and is_answering and not self.cycle.more_body):
+            return
+        pipelined, _ = self.conn.trailing_data
+        if len(pipelined) > self.limits.max_header_bytes:
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
 
     def _watch_head(self) -> None:
         is_waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None

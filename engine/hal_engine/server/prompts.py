@@ -46,6 +46,7 @@ async def encode_prompts(
             )
             prompts.append(Prompt(tuple(ids), item))
         else:
+            check_prompt_length(len(item), max_tokens, name)
             _check_ids(item, tokenizer.vocab_size, name)
             prompts.append(Prompt(tuple(item), None))
         check_prompt_length(len(prompts[-1].token_ids), max_tokens, name)

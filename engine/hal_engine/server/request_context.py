@@ -25,10 +25,10 @@ _NAMED_PATHS = GENERATING_PATHS | {"/", "/health", "/ready", "/metrics", "/v1/ha
 
 
 class RequestContextMiddleware:
-    """Puts `request_id`, `arrived_s` and `outcome` into the scope's state.
+    """Puts `request_id`, `generation_id`, `arrived_s` and `outcome` into the scope's state.
 
-    A client's own `x-request-id` is answered as it came, if it is harmless; the engine always
-    gets an id of the server's.
+    `request_id` is the client's own `x-request-id`, if it sent a harmless one; it is for answers
+    and logs. The engine's ids must be unique, so they come from `generation_id`.
     """
 
     def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
@@ -40,7 +40,8 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send)
             return
         context = scope.setdefault("state", {})
-        context["request_id"] = uuid.uuid4().hex
+        context["generation_id"] = uuid.uuid4().hex
+        context["request_id"] = _client_request_id(scope) or context["generation_id"]
         context["arrived_s"] = asyncio.get_running_loop().time()
         answer = _Answer(self._state, scope, send)
         try:
@@ -101,12 +102,14 @@ class _Answer:
         await self._send(message)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        headers = dict(self._scope["headers"])
-        sent = headers.get(REQUEST_ID_HEADER, b"")
-        own = str(self._scope["state"]["request_id"]).encode("ascii")
-        request_id = sent if _CLIENT_REQUEST_ID.fullmatch(sent) else own
+        request_id = str(self._scope["state"]["request_id"]).encode("ascii")
         plan = self._state.plan_hash.encode("ascii")
         return [(REQUEST_ID_HEADER, request_id), (PLAN_HEADER, plan)]
+
+
+def _client_request_id(scope: Scope) -> str | None:
+    sent: bytes = dict(scope["headers"]).get(REQUEST_ID_HEADER, b"")
+    return sent.decode("ascii") if _CLIENT_REQUEST_ID.fullmatch(sent) else None
 
 
 def outcome_of(status: int | None) -> Outcome:

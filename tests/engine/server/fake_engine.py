@@ -3,7 +3,8 @@
 A prompt that holds one of the words below makes its request fail in that way:
 `!queue` QueueFullError, `!refuse` RequestRefusedError, `!dead` EngineDeadError, `!crash` an
 unexpected exception, `!endless` no token ever, `!slow` 20 ms a token, `!mid_error` an error event,
-`!mid_crash` an exception and `!mid_dead` EngineDeadError after three tokens.
+`!mid_crash` an exception, `!mid_dead` EngineDeadError, and `!mid_dying` the error event of an
+engine that is dead from then on, each after three tokens.
 """
 
 from __future__ import annotations
@@ -121,6 +122,10 @@ class FakeEngine:
             if number == 4:
                 if b"!mid_error" in prompt:
                     yield self._end(request, error="The logits were not finite.")
+                    return
+                if b"!mid_dying" in prompt:
+                    self.ready_error = EngineDeadError(SECRET_DETAIL)
+                    yield self._end(request, error=f"engine: ended by {SECRET_DETAIL}")
                     return
                 if b"!mid_crash" in prompt:
                     raise RuntimeError(SECRET_DETAIL)

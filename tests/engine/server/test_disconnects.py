@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import struct
+import time
 from typing import Any
 
 import httpx
@@ -96,6 +97,29 @@ def test_disconnect_amid_the_body(server: Any) -> None:
     connection.close()
     server.wait(lambda: _is_idle(server) and server.state.body_bytes_held == 0)
     assert len(server.engine.requests) == requests
+
+
+def test_disconnect_behind_a_pipelined_request(server: Any) -> None:
+    """Bytes that wait behind the running request do not hide that the client has gone."""
+    server.engine.cancelled.clear()
+    connection = _send(server, "/v1/completions", {**BODY, "prompt": "!endless"})
+    server.wait(lambda: len(server.engine.live) == 1)
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    time.sleep(0.1)
+    connection.close()
+    server.wait(lambda: _is_idle(server))
+    assert len(server.engine.cancelled) == 1
+
+
+def test_flood_behind_a_running_request(server: Any) -> None:
+    server.engine.cancelled.clear()
+    connection = _send(server, "/v1/completions", {**BODY, "prompt": "!endless"})
+    server.wait(lambda: len(server.engine.live) == 1)
+    with contextlib.suppress(ConnectionError), connection:
+        for _ in range(1000):
+            connection.sendall(b"x" * 65_536)
+    server.wait(lambda: _is_idle(server))
+    assert len(server.engine.cancelled) == 1
 
 
 def test_one_failure_stops_the_other_sequences(server: Any) -> None:

@@ -377,6 +377,23 @@ def test_errors_after_some_tokens(client: openai.OpenAI, fake: Any, word: str) -
     assert fake.SECRET_DETAIL not in str(streamed.value.body)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_death_amid_tokens(start_server: Any, fake: Any, stream: bool) -> None:
+    """The last words of a dying engine hold its cause; the client learns that it is gone."""
+    server = start_server()
+    client = server.openai()
+
+    def ask() -> list[Any]:
+        return list(
+            client.completions.create(model=MODEL, prompt="!mid_dying", max_tokens=9, stream=stream)
+        )
+
+    with pytest.raises(openai.APIError) as caught:
+        ask()
+    assert "engine has stopped" in str(caught.value)
+    assert fake.SECRET_DETAIL not in str(caught.value.body)
+
+
 def test_stream_bytes(server: Any) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 3, "stream": True}
     with server.http() as http:

@@ -271,7 +271,10 @@ def test_internal_errors_are_logged(
     server: Any, fake: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server.http() as http:
-        response = http.post("/v1/completions", json={**BODY, "prompt": "!crash"})
+        headers = {"x-request-id": "find-me"}
+        body = {**BODY, "prompt": "!crash"}
+        response = http.post("/v1/completions", json=body, headers=headers)
+    assert "find-me" in caplog.text
     assert response.json()["error"]["message"]
     assert response.headers["x-request-id"] in caplog.text
     assert "Traceback" in caplog.text
