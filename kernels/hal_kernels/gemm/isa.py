@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
-import numba
+from numba.core import config
 
 # A CPU name given by NUMBA_CPU_NAME stands for itself, not for the machine it runs on.
 _AVX2_ONLY_CPUS = frozenset({"haswell", "broadwell", "skylake", "x86-64-v3", "znver1", "znver2"})
@@ -74,7 +74,7 @@ def vector_isa() -> VectorIsa:
 
 
 def _named_cpu() -> str:
-    return str(numba.config.CPU_NAME or "")
+    return str(getattr(config, "CPU_NAME", None) or "")
 
 
 def _feature_string() -> str:

@@ -166,7 +166,7 @@ class _WorkerEmitter(Emitter):
             self._emit_partial_copy(out, count)
 
     def _prefetch_arguments(self, panel: Value, block: Value) -> list[Value]:
-        """With one block: a little ahead in the panel. With more: a share of the next panel each."""
+        """One block: a little ahead in the panel. More: each asks for a share of the next panel."""
         builder, a = self.builder, self.a
         share = builder.sdiv(a["panel_bytes"], self.num_blocks)
         here = builder.mul(panel, a["panel_bytes"])

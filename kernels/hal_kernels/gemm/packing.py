@@ -61,8 +61,7 @@ class PanelLayout:
 
 def pack_dot_int8(layout: PanelLayout, data: torch.Tensor) -> torch.Tensor:
     """int8 [N, K] -> [panels, ceil(K/4), 2*lanes, 4]; K padded with zeros."""
-    n, k = data.shape
-    padded = torch.nn.functional.pad(data, (0, -k % 4))
+    padded = torch.nn.functional.pad(data, (0, -data.shape[1] % 4))
     quads = layout.arrange(padded).view(layout.num_panels, 2 * layout.lanes, -1, 4)
     return quads.permute(0, 2, 1, 3).contiguous()
 

@@ -1,0 +1,142 @@
+"""GEMM on the CPU by generated kernels with int8 activations: w8a8 and w4a8.
+
+Each row of x is rounded to int8 with one symmetric scale, max|x| / 127: what the formats with
+activation "int8_per_token" ask for, exactly as `hal.ops.gemm.quantize_rows`. Integer sums are
+exact, so a row does not depend on its neighbours.
+
+Limits: CPU flags avx2, fma, f16c (faster with avx512vnni or avxvnni); x float32 with unit stride
+along K, finite; formats int8_channel_a8 (any K up to `MAX_K`, so that int32 holds the sum),
+int4_g32_a8 and int4_g32_asym_a8 (K a multiple of 32, float16 scales).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from hal.ops.formats import QuantizedWeight
+from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
+from hal_kernels.gemm.jit_int8 import (
+    Int8Kernel,
+    activation_offset,
+    compile_int8_worker,
+    dot_isa,
+)
+from hal_kernels.gemm.jit_ir import GeneratedWorker
+from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
+from hal_kernels.gemm.jit_quantize import QUANTIZE_ARGUMENTS, compile_quantize_worker
+from hal_kernels.gemm.packing import PanelLayout, pack_dot_int4, pack_dot_int8
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+
+FORMATS = ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8")
+MAX_K = 65535  # 255 * 128 * K < 2**31: unsigned activations times int8 weights
+
+requirements = jit_requirements
+
+
+def bind_generated_int8(
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    epilogue: PanelEpilogue = "none",
+) -> Kernel:
+    """Pack ``weight`` [N, K] and return ``kernel(x[T, K] float32) -> y[T, N]`` (gated: [T, N/2]).
+
+    Raises:
+        RuntimeError: the CPU lacks the flags of `requirements`.
+        ValueError: a format, scale dtype or K that is not in the limits above.
+    """
+    _check(weight)
+    isa = dot_isa(vector_isa())
+    n, k = weight.shape
+    layout = PanelLayout(n, isa.lanes, epilogue)
+    bits: Literal["int8", "int4"] = "int4" if weight.format.bits == 4 else "int8"
+    kernel = Int8Kernel(bits, epilogue, has_minimum=weight.minimum is not None)
+    tensors = _pack(layout, isa, kernel, weight)
+    bias_values = torch.zeros(n) if bias is None else bias.float()
+    packed_bias = layout.arrange(bias_values).contiguous()
+    offset = activation_offset(isa, kernel)
+    quantizer = compile_quantize_worker(isa, offset, has_sums=bits == "int4")
+    quantize = bind_worker(quantizer, len(QUANTIZE_ARGUMENTS))
+    launch = bind_worker(_worker(isa, kernel), len(PANEL_ARGUMENTS))
+    num_panels, out_features, tail = layout.num_panels, layout.out_features, layout.tail
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    addresses += [0] * (3 - len(addresses))
+    panel_bytes, scale_bytes = (tensor.nbytes // num_panels for tensor in tensors[:2])
+    sums_offset = 64 + -(-k // 64) * 64
+    row_bytes = sums_offset + -(-k // 2048) * 256
+    keep_alive = (*tensors, packed_bias)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        y = torch.empty((rows, out_features))
+        quantized = torch.empty(rows * row_bytes, dtype=torch.uint8)
+        source = quantized.data_ptr()
+        quantize(
+            rows,
+            8,
+            x.data_ptr(),
+            4 * x.stride(0),
+            k,
+            source + 64,
+            row_bytes,
+            source,
+            row_bytes,
+            source + sums_offset,
+            row_bytes,
+        )
+        launch(
+            num_panels,
+            -(-num_panels // (4 * torch.get_num_threads())),
+            source,
+            *addresses,
+            keep_alive[-1].data_ptr(),
+            y.data_ptr(),
+            rows,
+            k,
+            row_bytes,
+            4 * out_features,
+            panel_bytes,
+            scale_bytes,
+            num_panels,
+            tail,
+            0,
+            0,
+        )
+        return y
+
+    return run
+
+
+def _check(weight: QuantizedWeight) -> None:
+    name, k = weight.format.name, weight.shape[1]
+    if name not in FORMATS:
+        raise ValueError(f"w8a8/w4a8 GEMM: required a weight format of {FORMATS}, found {name!r}")
+    if k > MAX_K:
+        raise ValueError(f"w8a8 GEMM: required K <= {MAX_K} for int32 sums, found {k}")
+    if weight.format.group_size and weight.scale.dtype != torch.float16:
+        raise ValueError(f"w4a8 GEMM: required float16 scales, found {weight.scale.dtype}")
+
+
+def _pack(
+    layout: PanelLayout, isa: VectorIsa, kernel: Int8Kernel, weight: QuantizedWeight
+) -> list[torch.Tensor]:
+    """Panels, scales and, where there are any, minima or corrections."""
+    if kernel.weight == "int4":
+        tensors = [pack_dot_int4(layout, weight.data), layout.columns_first(weight.scale)]
+        if weight.minimum is not None:
+            tensors.append(layout.columns_first(weight.minimum))
+        return tensors
+    scale = layout.arrange(weight.scale.float().view(-1)).contiguous()
+    tensors = [pack_dot_int8(layout, weight.data), scale]
+    if isa.has_vnni:
+        correction = 128 * weight.data.sum(dim=1, dtype=torch.int32)
+        tensors.append(layout.arrange(correction).contiguous())
+    return tensors
+
+
+_worker: Callable[[VectorIsa, Int8Kernel], GeneratedWorker] = functools.cache(compile_int8_worker)
