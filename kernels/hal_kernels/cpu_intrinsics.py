@@ -43,6 +43,7 @@ def _make_pointer_intrinsic(element: Any) -> Any:
 
 
 pointer_float32 = _make_pointer_intrinsic(types.float32)
+pointer_float64 = _make_pointer_intrinsic(types.float64)
 pointer_uint16 = _make_pointer_intrinsic(types.uint16)
 pointer_int32 = _make_pointer_intrinsic(types.int32)
 pointer_uint32 = _make_pointer_intrinsic(types.uint32)

@@ -115,18 +115,22 @@ def compile_worker(
 
 
 def bind_worker(
-    worker: CompiledWorker, num_arguments: int, constants: tuple[int, ...] = ()
+    worker: CompiledWorker, num_arguments: int, constants: tuple[int | torch.Tensor, ...] = ()
 ) -> Launch:
     """Give ``worker`` its argument memory and return the call.
 
-    The worker sees the launch's ``num_arguments`` arguments first, then ``constants`` (addresses
-    of weights and the like, which the caller keeps alive).
+    The worker sees the launch's ``num_arguments`` arguments first, then ``constants``: numbers,
+    addresses whose memory the caller keeps alive, and tensors, seen as the address of their data
+    and kept alive by the launch.
     """
     words = (ctypes.c_int64 * (_HEADER_WORDS + num_arguments + len(constants)))()
     header_address = ctypes.addressof(words)
     words[_WORKER] = worker.address
     words[_ARGUMENTS] = header_address + 8 * _HEADER_WORDS
-    words[_HEADER_WORDS + num_arguments :] = list(constants)
+    words[_HEADER_WORDS + num_arguments :] = [
+        item.data_ptr() if isinstance(item, torch.Tensor) else item for item in constants
+    ]
+    held = (worker, constants)  # as a default argument, for as long as the launch lives
     pack = struct.Struct(f"={3 + num_arguments}q").pack_into
     pack_offset = 8 * _NEXT_ITEM
     # A ctypes object as argument saves the conversion that a Python int costs in each call.
@@ -136,7 +140,7 @@ def bind_worker(
 
     if runtime is None:
 
-        def launch_here(num_items: int, grain: int, *arguments: int) -> None:
+        def launch_here(num_items: int, grain: int, *arguments: int, _held: Any = held) -> None:
             pack(words, pack_offset, 0, num_items, grain, *arguments)
             run_here(header)
 
@@ -148,7 +152,7 @@ def bind_worker(
     no_flags = ctypes.c_uint32(0)
     get_num_threads = torch.get_num_threads
 
-    def launch(num_items: int, grain: int, *arguments: int) -> None:
+    def launch(num_items: int, grain: int, *arguments: int, _held: Any = held) -> None:
         pack(words, pack_offset, 0, num_items, grain, *arguments)
         if num_items <= grain or (num_threads := get_num_threads()) == 1:
             run_here(header)

@@ -69,15 +69,17 @@ def element_kind(dtype: torch.dtype) -> int:
     return kinds[dtype]
 
 
-class Float32x16(types.Type):  # type: ignore[misc, unused-ignore]
+_Type: Any = types.Type
+
+
+class Float32x16(_Type):  # type: ignore[misc, unused-ignore]
     """numba's type of a vector of 16 fp32."""
 
     def __init__(self) -> None:
         super().__init__(name="float32x16")
 
 
-_new_type: Any = Float32x16
-float32x16: Any = _new_type()
+float32x16: Any = Float32x16()
 
 
 class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc, unused-ignore]
@@ -245,6 +247,13 @@ vector_abs = _elementwise(
 vector_swap_pairs = _elementwise(
     lambda builder, a: builder.shuffle_vector(
         a, a, ir.Constant(_INT_VECTOR, [lane ^ 1 for lane in range(LANES)])
+    ),
+    1,
+)
+
+vector_alternate_sign = _elementwise(
+    lambda builder, a: builder.fmul(
+        a, ir.Constant(_VECTOR, [-1.0, 1.0] * (LANES // 2)), flags=_FLAGS
     ),
     1,
 )

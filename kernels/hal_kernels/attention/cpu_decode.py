@@ -105,9 +105,8 @@ def bind_attention_decode(
         sinks is not None,
         float(scale),
     )
-    sink_logits = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    sinks_address = 0 if sink_logits is None else sink_logits.data_ptr()
-    launch = bind_worker(compiled, 12, (sinks_address,))
+    sink_logits = 0 if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    launch = bind_worker(compiled, 12, (sink_logits,))
     partial_floats = num_kv_heads * group * (head_dim + LANES)
     window_splits = (window + SPLIT_KEYS - 2) // SPLIT_KEYS + 1 if window else 0
     out_features = num_heads * head_dim
@@ -117,7 +116,7 @@ def bind_attention_decode(
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
-        nonlocal partials, arrivals, sink_logits
+        nonlocal partials, arrivals
         batch = q.shape[0]
         out = torch.empty((batch, out_features), dtype=dtype)
         num_splits = (meta.max_seq_len + SPLIT_KEYS - 1) // SPLIT_KEYS
@@ -228,7 +227,7 @@ def _compile_decode(
             kv_head = (item // num_splits) % num_kv_heads
             sequence = item // (num_splits * num_kv_heads)
             seq_len = np.int64(seq_lens[sequence])
-            first_key = max(0, seq_len - window) if window > 0 else 0
+            first_key: Any = max(0, seq_len - window) if window > 0 else 0
             first_split = first_key // SPLIT_KEYS
             used_splits = (seq_len - 1) // SPLIT_KEYS - first_split + 1
             if split >= used_splits:

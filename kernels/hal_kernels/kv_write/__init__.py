@@ -1,0 +1,1 @@
+"""Write of new keys and values into the paged cache."""

@@ -1,0 +1,1 @@
+"""Per-token int8 rounding of activations."""

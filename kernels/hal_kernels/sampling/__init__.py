@@ -1,0 +1,1 @@
+"""Top-k and top-p filters of logits."""
