@@ -20,14 +20,9 @@ from hal_engine.api import (
 )
 from hal_engine.batch import Batch, ModelRunner, ScheduledSequence
 from hal_engine.detokenizer import Detokenizer
+from hal_engine.drawing import TokenLogprobs, compute_logprobs
 from hal_engine.kv_cache import BlockPool
-from hal_engine.sampler import (
-    Sampler,
-    SamplerState,
-    TokenLogprobs,
-    compute_logprobs,
-    create_sampler_state,
-)
+from hal_engine.sampler import Sampler, SamplerState, create_sampler_state
 from hal_engine.scheduler import Scheduler, SchedulerConfig, Step
 from hal_engine.sequence import LiveSequence, Status
 from hal_engine.structured_output import GrammarError, GrammarMatcher
@@ -152,7 +147,7 @@ class EngineCore:
         if not next_ids:
             return
         count = len(next_ids)
-        values = compute_logprobs(logits[:count], next_ids, [wanted] * count)
+        values = compute_logprobs(logits, range(count), next_ids, [wanted] * count)
         for token_id, value in zip(next_ids, values, strict=True):
             if value.logprob != value.logprob:  # NaN
                 error = "the model's logits must be finite, found nan in the prompt"

@@ -2,7 +2,7 @@
 
 Each function edits fp32 logits [B, V] in place; `states[i]` belongs to row i. The order in which
 the sampler applies them: repetition, presence and frequency penalty, logit bias, min_tokens,
-grammar, temperature, top-k and top-p (a bound op), min-p.
+grammar, temperature, top-k and top-p (a bound op), min-p (in `drawing`, on the weights).
 """
 
 from __future__ import annotations
@@ -159,12 +159,3 @@ def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> None:
     """temperature fp32 [B], above 0. Shifted by the maximum first: no temperature overflows."""
     logits -= logits.amax(dim=-1, keepdim=True)
     logits /= temperature[:, None]
-
-
-def apply_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> None:
-    """Bans tokens less probable than min_p times the most probable one (arXiv:2407.01082).
-
-    min_p fp32 [B] in [0, 1]; 0 is off.
-    """
-    floor = logits.amax(dim=-1, keepdim=True) + min_p.log()[:, None]
-    logits.masked_fill_(logits < floor, NEGATIVE_INFINITY)

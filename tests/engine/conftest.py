@@ -154,7 +154,7 @@ def oracle_logits() -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def make_request() -> Callable[..., GenerationRequest]:
-    """`make_request(prompt, id, deadline_s=…, grammar=…, **sampling)`; EOS is ignored by default."""
+    """`make_request(prompt, id, deadline_s=…, grammar=…, **sampling)`; ignores EOS by default."""
 
     def make(
         prompt: Sequence[int] | str, request_id: str = "r", **options: Any

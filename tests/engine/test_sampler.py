@@ -21,12 +21,8 @@ from transformers import (
 
 from hal_engine import logits_processors as processors
 from hal_engine.api import SamplingParams
-from hal_engine.sampler import (
-    Sampler,
-    SamplerState,
-    compute_logprobs,
-    create_sampler_state,
-)
+from hal_engine.drawing import compute_logprobs, draw_batch, draw_row, row_weights, top_tokens
+from hal_engine.sampler import Sampler, SamplerState, create_sampler_state
 from hal_engine.structured_output import GrammarError
 
 V = 1000
@@ -132,10 +128,31 @@ def test_temperature_is_transformers(temperature: float) -> None:
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.4, 1.0])
 def test_min_p_is_transformers(min_p: float) -> None:
     logits = random_logits(4, 6)
-    mine = logits.clone()
-    processors.apply_min_p(mine, torch.full((4,), min_p))
     theirs = MinPLogitsWarper(min_p)(NO_IDS, logits.clone())
-    assert torch.equal(mine.isneginf(), theirs.isneginf())
+    for mine, row in zip(logits.numpy(), theirs, strict=True):
+        weights = torch.from_numpy(row_weights(mine, 1.0, min_p)[:V])
+        assert torch.equal(weights > 0, row.softmax(-1) > 0)
+        torch.testing.assert_close(weights / weights.sum(), row.softmax(-1), rtol=1e-5, atol=1e-9)
+
+
+def test_a_row_alone_and_in_a_batch_draw_the_same() -> None:
+    logits = random_logits(64, 17)
+    rng = random.Random(1)
+    temperatures = [rng.uniform(0.2, 2) for _ in range(64)]
+    min_ps = [rng.choice([0.0, 0.1, 0.5]) for _ in range(64)]
+    uniform = [rng.random() for _ in range(64)]
+    alone = [
+        draw_row(*args) for args in zip(logits.numpy(), temperatures, min_ps, uniform, strict=True)
+    ]
+    assert draw_batch(logits, temperatures, min_ps, uniform) == alone
+
+
+@pytest.mark.parametrize("vocab_size", [5, 256, 1000, 5000])
+@pytest.mark.parametrize("count", [0, 1, 5, 20])
+def test_top_tokens_are_a_stable_sort(vocab_size: int, count: int) -> None:
+    row = random_logits(1, vocab_size + count, vocab_size)[0].round(decimals=1)  # with equals
+    expected = row.sort(descending=True, stable=True).indices[:count].tolist()
+    assert top_tokens(row.numpy(), count) == expected
 
 
 def test_top_k_top_p_min_p_draw_what_transformers_keeps(sampler: Sampler) -> None:
@@ -245,7 +262,7 @@ def test_logprobs_are_the_raw_distribution(sampler: Sampler) -> None:
 
 def test_compute_logprobs_cuts_each_row_to_its_own_count() -> None:
     logits = random_logits(3, 13)
-    values = compute_logprobs(logits, [1, 2, 3], [0, 2, 5])
+    values = compute_logprobs(logits, range(3), [1, 2, 3], [0, 2, 5])
     assert [len(v.top) for v in values] == [0, 2, 5]
 
 
