@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
@@ -24,7 +25,7 @@ class AttentionRequest(OpRequest):
     """Attention of `num_heads` query heads over `num_kv_heads` cached heads.
 
     window: keys a query sees including itself; 0 is all. softcap: c of c*tanh(s/c); 0 is none.
-    context_tokens: the context length that estimates assume.
+    context_tokens: the context length that estimates assume. Raises RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "attention"
@@ -41,6 +42,23 @@ class AttentionRequest(OpRequest):
     softcap: float = 0.0
     has_sinks: bool = False
     context_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        for required, found, is_met in (
+            (
+                "num_heads a multiple of num_kv_heads",
+                f"{self.num_heads} and {self.num_kv_heads}",
+                self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads == 0,
+            ),
+            (
+                "window >= 0 and softcap >= 0",
+                f"{self.window} and {self.softcap}",
+                self.window >= 0 and self.softcap >= 0,
+            ),
+            ("causal attention for a window", "is_causal=False", self.is_causal or not self.window),
+        ):
+            if not is_met:
+                raise RequestError("attention request", required, found, "correct the request")
 
 
 @dataclass(slots=True)
@@ -61,7 +79,15 @@ class AttentionMetadata:
 def reference(
     request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
 ) -> Callable[..., torch.Tensor]:
-    """Golden attention: one sequence at a time, scores in float32 (float64 for float64 inputs)."""
+    """Golden attention: one sequence at a time, scores in float32 (float64 for float64 inputs).
+
+    Raises ValueError if sinks are given and the request has none, or the reverse.
+    """
+    if (sinks is not None) != request.has_sinks:
+        raise ValueError(
+            f"attention: required sinks as has_sinks={request.has_sinks} says, "
+            f"found {'none' if sinks is None else list(sinks.shape)}"
+        )
 
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
@@ -115,13 +141,15 @@ def _attend(
 
 
 def _keys_read(request: AttentionRequest, tokens: int) -> float:
-    """Query-key pairs of one call: decode sees the context, prefill the triangle over its chunk."""
-    context = max(request.context_tokens, 1)
-    if request.window:
-        context = min(context, request.window)
+    """Query-key pairs of one call: decode sees the context, prefill is one whole prompt."""
+    window = request.window
     if request.phase == "decode":
-        return float(tokens * context)
-    return float(tokens * (tokens + 1) / 2)
+        context = max(request.context_tokens, 1)
+        return float(tokens * (min(context, window) if window else context))
+    if not request.is_causal:
+        return float(tokens * tokens)
+    seen = min(tokens, window) if window else tokens
+    return seen * (seen + 1) / 2 + float((tokens - seen) * seen)
 
 
 def flops(request: AttentionRequest, tokens: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
@@ -48,7 +49,10 @@ class CollectiveGroup(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest(OpRequest):
-    """One collective over `world_size` ranks of x[T, width]."""
+    """One collective over `world_size` ranks of x[T, width].
+
+    Raises RequestError if reduce_scatter cannot share the width equally.
+    """
 
     op: ClassVar[str] = "collective"
 
@@ -58,25 +62,38 @@ class CollectiveRequest(OpRequest):
     dtype: str
     transport: str = "host"  # what links the ranks: host, pcie, nvlink, xgmi, …
 
+    def __post_init__(self) -> None:
+        if self.kind == "reduce_scatter" and self.width % self.world_size:
+            raise RequestError(
+                "reduce_scatter request",
+                f"a width that {self.world_size} ranks share equally",
+                str(self.width),
+                "pad the width",
+            )
+
     @property
     def label(self) -> str:
         return f"collective.{self.kind}"
 
 
 def reference(request: CollectiveRequest, *, group: CollectiveGroup) -> Callable[..., Any]:
-    """Golden collectives by full exchange, summed in rank order in float32.
+    """Golden collectives by full exchange, summed in rank order in float32 (integers in int64).
 
     all_reduce(x) -> sum, in place; all_gather(x[T, W]) -> [T, W * world]; reduce_scatter(x[T, W])
     -> [T, W / world]; all_to_all(x[T, W]) -> T split in world parts, part i from rank i;
-    broadcast(x) -> rank 0's x, in place; barrier() -> None.
+    broadcast(x) -> rank 0's x, in place; barrier() -> None. all_to_all raises ValueError if the
+    ranks cannot share T equally; all raise it if the group is not of the request's size.
     """
     import torch
 
     rank, world = group.rank, group.world_size
+    if world != request.world_size:
+        raise ValueError(f"collective: required {request.world_size} ranks, found {world}")
 
     def total(x: torch.Tensor) -> torch.Tensor:
         parts = group.exchange(x)
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        exact = torch.int64 if not x.dtype.is_floating_point else torch.float32
+        dtype = torch.float64 if x.dtype == torch.float64 else exact
         return torch.stack([p.to(dtype) for p in parts]).sum(dim=0).to(x.dtype)
 
     def all_reduce(x: torch.Tensor) -> torch.Tensor:
@@ -89,6 +106,8 @@ def reference(request: CollectiveRequest, *, group: CollectiveGroup) -> Callable
         return total(x).chunk(world, dim=-1)[rank].contiguous()
 
     def all_to_all(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] % world:
+            raise ValueError(f"all_to_all: required rows in {world} parts, found {x.shape[0]}")
         return torch.cat([p.chunk(world, dim=0)[rank] for p in group.exchange(x)], dim=0)
 
     def broadcast(x: torch.Tensor) -> torch.Tensor:
@@ -115,7 +134,7 @@ def flops(request: CollectiveRequest, tokens: int) -> float:
 
 def bytes_moved(request: CollectiveRequest, tokens: int) -> float:
     """Bytes that each rank must send, by the ring bound of the collective."""
-    if request.kind == "barrier":
+    if request.kind == "barrier" or request.world_size == 1:
         return 0.0
     size = float(tokens * request.width * DTYPE_BYTES[request.dtype])
     share = (request.world_size - 1) / request.world_size
@@ -131,4 +150,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    kinds=COLLECTIVE_KINDS,
 )

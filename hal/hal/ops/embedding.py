@@ -51,5 +51,4 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
-    is_weighted=True,
 )

@@ -108,13 +108,32 @@ class QuantizedWeight:
     data: int8 [N, K] for 8 bits; for 4 bits uint8 [N, K/2], where byte j holds the value of column
     2j in its low nibble and of column 2j+1 in its high nibble, each unsigned 0..15 (symmetric
     formats store q+8). scale: [N, K/group_size], or [N] with one scale per channel. minimum: the
-    shape of scale, for formats that are not symmetric.
+    shape of scale, for formats that are not symmetric. Raises ValueError if they do not fit.
     """
 
     format: WeightFormat
     data: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.format.group_size is None:
+            raise ValueError(f"quantised weight: required a quantised format, found {self.format}")
+        (n, k), group = self.shape, self.format.group_size
+        scales = {(n,), (n, 1)} if group == 0 else {(n, k // group)}
+        fits = tuple(self.scale.shape) in scales and (group == 0 or k % group == 0)
+        if not fits:
+            raise ValueError(
+                f"quantised weight {self.format.name}: required one scale per {group or k} columns "
+                f"of [{n}, {k}], found scales {list(self.scale.shape)}"
+            )
+        found = None if self.minimum is None else self.minimum.shape
+        if found != (None if self.format.is_symmetric else self.scale.shape):
+            raise ValueError(
+                f"quantised weight {self.format.name}: required "
+                f"{'no minimum' if self.format.is_symmetric else 'a minimum for each scale'}, "
+                f"found {'none' if found is None else list(found)}"
+            )
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ https://arxiv.org/abs/2002.05202.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -40,7 +40,7 @@ class GemmRequest(OpRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGemmRequest(OpRequest):
-    """One product per expert: rows of x sorted by expert, weight [E, N, K]."""
+    """One product per expert: rows of x sorted by expert, weight [E, N, K] or one per expert."""
 
     op: ClassVar[str] = "grouped_gemm"
 
@@ -51,6 +51,10 @@ class GroupedGemmRequest(OpRequest):
     dtype: str
     weight_format: WeightFormat
     epilogue: Epilogue = "none"
+
+    @property
+    def out_features(self) -> int:
+        return self.n // 2 if self.epilogue == "silu_gated" else self.n
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,27 +84,58 @@ def reference(
     weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Golden product: the exact stored weight values, accumulated in float32 (float64 if x is)."""
+    """Golden product: the exact stored weight values, accumulated in float32.
+
+    With float64 x everything is float64, the result too. Raises ValueError if weight or bias are
+    not what the request says.
+    """
     import torch
 
     from hal.ops.formats import torch_dtype
 
-    exact = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
-    rounds = request.weight_format.activation == "int8_per_token"
+    exact = _exact_weight(request.weight_format, (request.n, request.k), weight)
+    if (bias is not None) != request.has_bias:
+        raise ValueError(
+            f"gemm: required a bias as has_bias={request.has_bias} says, "
+            f"found {'none' if bias is None else list(bias.shape)}"
+        )
     out_dtype = torch_dtype(request.out_dtype or request.dtype)
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rows = x.to(dtype)
-        if rounds:
-            q, scale = quantize_rows(rows)
-            rows = q.to(dtype) * scale
-        y = rows @ exact.to(dtype).T
+        y = _product(request.weight_format, x, exact)
         if bias is not None:
-            y = y + bias.to(dtype)
-        return apply_epilogue(request.epilogue, y).to(out_dtype if x.dtype != dtype else dtype)
+            y = y + bias.to(y.dtype)
+        y = apply_epilogue(request.epilogue, y)
+        return y if x.dtype == torch.float64 else y.to(out_dtype)
 
     return kernel
+
+
+def _exact_weight(
+    weight_format: WeightFormat, shape: tuple[int, int], weight: torch.Tensor | QuantizedWeight
+) -> torch.Tensor:
+    found = weight.format if isinstance(weight, QuantizedWeight) else None
+    # The activation is not part of how a weight is stored: w8 and w8a8 share weights.
+    stored = None if found is None else (found.bits, found.group_size, found.is_symmetric)
+    wanted = (weight_format.bits, weight_format.group_size, weight_format.is_symmetric)
+    if stored != (None if weight_format.is_dense else wanted) or tuple(weight.shape) != shape:
+        raise ValueError(
+            f"weight: required {weight_format.name} {list(shape)}, "
+            f"found {'dense' if found is None else found.name} {list(weight.shape)}"
+        )
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+def _product(weight_format: WeightFormat, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """x @ exact.T in float32 (float64 if x is), with x rounded first where the format says so."""
+    import torch
+
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rows = x.to(dtype)
+    if weight_format.activation == "int8_per_token":
+        q, scale = quantize_rows(rows)
+        rows = q.to(dtype) * scale
+    return rows @ exact.to(dtype).T
 
 
 def flops(request: GemmRequest, tokens: int) -> float:
@@ -109,22 +144,41 @@ def flops(request: GemmRequest, tokens: int) -> float:
 
 def bytes_moved(request: GemmRequest, tokens: int) -> float:
     weight = request.weight_format.weight_bytes(request.n, request.k)
-    width = DTYPE_BYTES[request.dtype]
-    return weight + tokens * width * (request.k + request.out_features)
+    read = tokens * request.k * DTYPE_BYTES[request.dtype]
+    written = tokens * request.out_features * DTYPE_BYTES[request.out_dtype or request.dtype]
+    bias = request.n * DTYPE_BYTES[request.dtype] if request.has_bias else 0
+    return float(weight + bias + read + written)
 
 
 def grouped_reference(
-    request: GroupedGemmRequest, *, weight: torch.Tensor
+    request: GroupedGemmRequest, *, weight: torch.Tensor | Sequence[QuantizedWeight]
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Golden grouped product: kernel(x[M, K], expert_offsets int64 [E+1]) -> y[M, N]."""
+    """Golden grouped product: kernel(x[M, K], expert_offsets int64 [E+1]) -> y[M, N].
+
+    Raises ValueError if the weights are not what the request says, or the offsets leave out rows.
+    """
     import torch
 
+    shape = (request.n, request.k)
+    if len(weight) != request.num_experts:
+        raise ValueError(
+            f"grouped_gemm: required {request.num_experts} experts, found {len(weight)}"
+        )
+    exact = [
+        _exact_weight(request.weight_format, shape, weight[e]) for e in range(request.num_experts)
+    ]
+
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         offsets = expert_offsets.tolist()
+        if offsets[0] != 0 or offsets[-1] != x.shape[0] or len(offsets) != len(exact) + 1:
+            raise ValueError(
+                f"grouped_gemm: required {len(exact) + 1} offsets from 0 to {x.shape[0]}, "
+                f"found {offsets}"
+            )
         parts = [
             apply_epilogue(
-                request.epilogue, x[offsets[e] : offsets[e + 1]].to(dtype) @ weight[e].to(dtype).T
+                request.epilogue,
+                _product(request.weight_format, x[offsets[e] : offsets[e + 1]], exact[e]),
             )
             for e in range(request.num_experts)
         ]
@@ -146,7 +200,7 @@ def grouped_flops(request: GroupedGemmRequest, tokens: int) -> float:
 def grouped_bytes_moved(request: GroupedGemmRequest, tokens: int) -> float:
     weight = request.weight_format.weight_bytes(request.n, request.k)
     rows = tokens * request.experts_per_token * DTYPE_BYTES[request.dtype]
-    return _experts_touched(request, tokens) * weight + rows * (request.k + request.n)
+    return _experts_touched(request, tokens) * weight + rows * (request.k + request.out_features)
 
 
 FAMILY = OpFamily(

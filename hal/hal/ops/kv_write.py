@@ -51,7 +51,8 @@ def flops(request: KvWriteRequest, tokens: int) -> float:
 
 def bytes_moved(request: KvWriteRequest, tokens: int) -> float:
     values = tokens * request.num_kv_heads * (request.head_dim + request.v_head_dim)
-    return float(values * (DTYPE_BYTES[request.dtype] + DTYPE_BYTES[request.kv_dtype]))
+    slots = tokens * 8
+    return float(slots + values * (DTYPE_BYTES[request.dtype] + DTYPE_BYTES[request.kv_dtype]))
 
 
 FAMILY = OpFamily(

@@ -56,8 +56,11 @@ def flops(request: RmsNormRequest, tokens: int) -> float:
 
 def bytes_moved(request: RmsNormRequest, tokens: int) -> float:
     values = tokens * request.rows_per_token * request.hidden_size
-    passes = 4 if request.has_residual else 2
-    return float(values * passes * DTYPE_BYTES[request.dtype])
+    width = DTYPE_BYTES[request.dtype]
+    passes = 3 if request.has_residual else 1
+    # int8 rows have one scale of the arithmetic's width, float32.
+    written = values * width if request.quantize == "none" else values + tokens * 4
+    return float(values * passes * width + request.hidden_size * width + written)
 
 
 FAMILY = OpFamily(
@@ -68,5 +71,4 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
-    is_weighted=True,
 )

@@ -58,8 +58,9 @@ class OpRequest:
 
 
 def _plain(value: Any) -> Any:
+    # All fields, not only a name: two formats of one name would otherwise look the same.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return getattr(value, "name", None) or dataclasses.asdict(value)
+        return dataclasses.asdict(value)
     return value
 
 
@@ -76,8 +77,8 @@ class OpFamily:
     """One family of the catalogue.
 
     reference: `(request, **static) -> kernel`, plain torch, the meaning of the op. flops, bytes:
-    work of one call at a number of tokens (for attention: at a context length too). tolerances:
-    per dtype of the activations. is_weighted: the implementation packs a weight at load.
+    work of one call at a number of tokens. tolerances: per dtype of the activations. is_weighted:
+    the implementation packs a weight at load. kinds: what `label` adds to the name besides phases.
     """
 
     name: str
@@ -88,6 +89,11 @@ class OpFamily:
     bytes_moved: Callable[[Any, int], float]
     tolerances: Mapping[str, Tolerance]
     is_weighted: bool = False
+    kinds: tuple[str, ...] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        """Every label that a request of this family can have."""
+        return (self.name, *(f"{self.name}.{k}" for k in ("prefill", "decode", *self.kinds)))
 
 
 FLOAT_TOLERANCES: Mapping[str, Tolerance] = {

@@ -69,7 +69,7 @@ def flops(request: RopeRequest, tokens: int) -> float:
 
 
 def bytes_moved(request: RopeRequest, tokens: int) -> float:
-    table = tokens * request.rotary_dim * 4
+    table = tokens * (request.rotary_dim * 4 + 8)  # with the positions
     return float(2 * _values(request, tokens) * DTYPE_BYTES[request.dtype] + table)
 
 

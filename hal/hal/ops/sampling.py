@@ -32,7 +32,7 @@ def reference(request: TopKTopPRequest) -> Callable[..., torch.Tensor]:
     def kernel(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         values, order = logits.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(values.shape[-1], device=logits.device)[None, :]
-        values = values.masked_fill(rank >= top_k[:, None], float("-inf"))
+        values = values.masked_fill(rank >= top_k[:, None].clamp(min=1), float("-inf"))
         probabilities = torch.softmax(values, dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
         outside = (before >= top_p[:, None]) & (rank > 0) & (top_p[:, None] < 1.0)
@@ -47,7 +47,7 @@ def flops(request: TopKTopPRequest, tokens: int) -> float:
 
 
 def bytes_moved(request: TopKTopPRequest, tokens: int) -> float:
-    return float(2 * tokens * request.vocab_size * 4)
+    return float(tokens * (2 * request.vocab_size * 4 + 12))  # with top_k and top_p
 
 
 FAMILY = OpFamily(
