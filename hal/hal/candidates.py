@@ -48,7 +48,8 @@ class KernelCandidate:
 
     name: unique, `<backend>.<op>.<implementation>`. not_supported_reasons: every unmet
     requirement of a request, empty if it can serve. load: imports what it needs and returns
-    `bind(request, **static)`, which packs weights and returns the kernel. estimate_us: time of one
+    `bind(request, **static)`, which packs weights and returns the kernel; it is called once a call
+    site, with a token range that spans all ranges of the candidate. estimate_us: time of one
     call at a number of tokens, from measurements; None where nothing was measured.
     weight_layout: candidates of one name pack a weight alike; ranges of a plan that differ in it
     hold the weight twice.

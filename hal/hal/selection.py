@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hal.answers import SemanticNotes, estimate_of, reasons_of
 from hal.candidates import KernelCandidate, SemanticNote
 from hal.device import DevicePolicy
 from hal.errors import SelectionError
@@ -57,12 +58,17 @@ class LostFastPath:
     better: str  # the candidate that should have served, or "" if none exists
     better_tier: Tier
     reasons: tuple[Reason, ...]
+    out_of_reach: tuple[Rejection, ...] = ()  # of that tier, but not for this device or policy
 
     def describe(self, chosen: KernelCandidate) -> str:
         if not self.better:
+            others = "; ".join(
+                f"{loser.name} ({', '.join(str(reason) for reason in loser.reasons)})"
+                for loser in self.out_of_reach
+            )
             return (
                 f"{chosen.name} is {chosen.tier.label}; at least {self.better_tier.label} is "
-                "required and no candidate of that tier is for this kind of request"
+                f"required and no candidate of that tier can serve here: {others or 'none offered'}"
             )
         why = "; ".join(str(reason) for reason in self.reasons)
         return (
@@ -96,9 +102,17 @@ class SelectionRules:
     allowed_semantics: frozenset[str] = frozenset()
     policy: DevicePolicy = field(default_factory=DevicePolicy)
 
+    def explicit_key(self, request: OpRequest) -> str | None:
+        """The entry that decides: the most specific, `attention.decode` before `attention`."""
+        return next((key for key in (request.label, request.op) if key in self.explicit), None)
+
     def explicit_choice(self, request: OpRequest) -> str | None:
-        """The most specific entry wins: `attention.decode` before `attention`."""
-        return self.explicit.get(request.label, self.explicit.get(request.op))
+        """The candidate that the user named for the request, or None."""
+        key = self.explicit_key(request)
+        return None if key is None else self.explicit[key]
+
+    def allows(self, note: SemanticNote) -> bool:
+        return any(fnmatchcase(note.name, pattern) for pattern in self.allowed_semantics)
 
 
 def select(
@@ -111,20 +125,24 @@ def select(
     """Chooses for one request.
 
     held: a candidate of the winning tier that neighbouring token ranges use already and that is to
-    be used here too, since a switch would gain too little (`hal.ranges`).
-    Raises SelectionError if an explicit choice cannot serve or no candidate can.
+    be used here too, since a switch would gain too little (`hal.ranges`). Ignored where it cannot
+    serve or is of a lower tier than the best that can.
+    Raises SelectionError if an explicit choice cannot serve, no candidate can, two candidates have
+    one name, or a candidate cannot answer what it is asked.
     """
-    tokens = request.tokens.high
-    unmet = {c.name: _unmet(request, c, rules) for c in candidates}
-    estimates = {c.name: c.estimate_us(request, tokens) for c in candidates if not unmet[c.name]}
+    _check_names(request, candidates)
+    notes = {c.name: SemanticNotes(c, request) for c in candidates}
+    unmet = {c.name: _unmet(request, c, notes[c.name], rules) for c in candidates}
+    estimates = {c.name: estimate_of(c, request) for c in candidates if not unmet[c.name]}
     wanted = rules.explicit_choice(request)
     if wanted is not None:
-        choice = _explicit(request, wanted, candidates, unmet)
+        choice = _explicit(request, rules, candidates, unmet)
     else:
         able = [c for c in candidates if not unmet[c.name]]
         if not able:
             raise _none_can_serve(request, candidates, unmet)
-        choice = min(able, key=lambda c: (c.name != held, *_rank(c, estimates[c.name])))
+        best = min(able, key=lambda c: _rank(c, estimates[c.name]))
+        choice = next((c for c in able if c.name == held and c.tier == best.tier), best)
     rejected = tuple(
         Rejection(
             name=c.name,
@@ -140,10 +158,23 @@ def select(
         choice=choice,
         estimate_us=estimates[choice.name],
         rejected=rejected,
-        semantic_notes=tuple(choice.semantic_notes(request)),
+        semantic_notes=notes[choice.name].get(),
         lost=None if wanted is not None else _lost(choice, rejected),
         is_explicit=wanted is not None,
     )
+
+
+def _check_names(request: OpRequest, candidates: Sequence[KernelCandidate]) -> None:
+    by_name: dict[str, KernelCandidate] = {}
+    for candidate in candidates:
+        other = by_name.setdefault(candidate.name, candidate)
+        if other is not candidate:
+            raise SelectionError(
+                f"selection of {request.label}",
+                "one candidate a name",
+                f"{candidate.name} of {other.distribution} and of {candidate.distribution}",
+                "remove one of the two distributions",
+            )
 
 
 def _rank(candidate: KernelCandidate, estimate_us: float | None) -> tuple[Any, ...]:
@@ -156,8 +187,10 @@ def _rank(candidate: KernelCandidate, estimate_us: float | None) -> tuple[Any, .
     )
 
 
-def _unmet(request: OpRequest, candidate: KernelCandidate, rules: SelectionRules) -> list[Reason]:
-    reasons = list(candidate.not_supported_reasons(request))
+def _unmet(
+    request: OpRequest, candidate: KernelCandidate, notes: SemanticNotes, rules: SelectionRules
+) -> list[Reason]:
+    reasons = reasons_of(candidate, request)
     for pattern, why in rules.policy.disabled.items():
         if fnmatchcase(candidate.name, pattern):
             reasons.append(
@@ -172,10 +205,11 @@ def _unmet(request: OpRequest, candidate: KernelCandidate, rules: SelectionRules
         reasons.append(
             Reason(what="graph mode", required="safe to capture", found="not safe to capture")
         )
-    if reasons:
+    # Where only something fixable is in the way, the notes decide whether a fix would help.
+    if not all(reason.kind.is_attainable for reason in reasons):
         return reasons
-    for note in candidate.semantic_notes(request):
-        if not any(fnmatchcase(note.name, pattern) for pattern in rules.allowed_semantics):
+    for note in notes.get():
+        if not rules.allows(note):
             reasons.append(
                 Reason(
                     what=f"semantics ({note.name})",
@@ -189,11 +223,13 @@ def _unmet(request: OpRequest, candidate: KernelCandidate, rules: SelectionRules
 
 def _explicit(
     request: OpRequest,
-    wanted: str,
+    rules: SelectionRules,
     candidates: Sequence[KernelCandidate],
     unmet: Mapping[str, Sequence[Reason]],
 ) -> KernelCandidate:
-    who = f"explicit choice --use {request.label}={wanted}"
+    key = rules.explicit_key(request) or request.label
+    wanted = rules.explicit[key]
+    who = f"explicit choice --use {key}={wanted} for {request.label}"
     by_name = {c.name: c for c in candidates}
     if wanted not in by_name:
         raise SelectionError(
@@ -222,11 +258,13 @@ def _none_can_serve(
         f"{c.name} ({c.tier.label}): " + "; ".join(str(r) for r in unmet[c.name])
         for c in sorted(candidates, key=lambda c: c.name)
     ]
+    semantic = any(all(r.kind is ReasonKind.SEMANTIC for r in unmet[c.name]) for c in candidates)
     return SelectionError(
         f"selection of {request.label} for {request.tokens} tokens, {request.arguments()}",
         "one candidate that can serve it",
-        "none of " + (" | ".join(lines) if lines else "no candidates at all"),
-        "install or enable a backend that offers one, or change the precision or the arguments",
+        "none of " + " | ".join(lines) if lines else "no candidates at all",
+        "install or enable a backend that offers one, or change the precision or the arguments"
+        + ('; a change of meaning needs a waiver of kind "semantic"' if semantic else ""),
     )
 
 
@@ -244,21 +282,22 @@ def _why_behind(
     mine, best = estimates[candidate.name], estimates[choice.name]
     if candidate.tier != choice.tier:
         what, required, found = "tier", choice.tier.label, candidate.tier.label
-    elif mine is not None and best is not None and mine < best:
+    elif _rank(candidate, mine) < _rank(choice, best):
         what = "gain of a switch between token ranges"
         required = f"enough below {_us(best)} ({choice.name}, held for other ranges)"
         found = _us(mine)
-    elif best is not None or mine is not None:
+    elif mine != best:
         what = "estimated time"
         required = f"below {_us(best)} ({choice.name})"
         found = _us(mine)
     else:
-        what, required, found = "name order, nothing measured", choice.name, candidate.name
+        what = f"order of distribution and name, both {_us(mine)}"
+        required, found = (f"{c.name} of {c.distribution}" for c in (choice, candidate))
     return Reason(what=what, required=required, found=found, kind=ReasonKind.RANKED)
 
 
 def _us(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1f} µs"
+    return "not measured" if value is None else f"{value:.6g} µs"
 
 
 def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPath | None:
@@ -268,5 +307,13 @@ def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPat
         if fixable and loser.tier > choice.tier:
             return LostFastPath(better=loser.name, better_tier=loser.tier, reasons=loser.reasons)
     if choice.tier < FLOOR_TIER:
-        return LostFastPath(better="", better_tier=FLOOR_TIER, reasons=())
+        out_of_reach = tuple(
+            loser
+            for loser in rejected
+            if loser.tier >= FLOOR_TIER
+            and all(reason.kind is not ReasonKind.SCOPE for reason in loser.reasons)
+        )
+        return LostFastPath(
+            better="", better_tier=FLOOR_TIER, reasons=(), out_of_reach=out_of_reach
+        )
     return None

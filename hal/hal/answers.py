@@ -1,0 +1,78 @@
+"""What a candidate answers about a request, checked: it comes from a plug-in.
+
+A failure is an error that names the candidate and its distribution, never a reason to pass it over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from hal.candidates import KernelCandidate, SemanticNote
+from hal.errors import SelectionError
+from hal.ops.request import OpRequest
+from hal.reasons import Reason
+
+_Answer = TypeVar("_Answer")
+
+
+def _ask(
+    candidate: KernelCandidate, question: str, request: OpRequest, answer: Callable[[], _Answer]
+) -> _Answer:
+    try:
+        return answer()
+    except Exception as error:
+        raise SelectionError(
+            f"{candidate.name} of {candidate.distribution}",
+            f"an answer of {question} for {request.label}, {request.arguments()}",
+            f"{type(error).__name__}: {error}",
+            f"report it to {candidate.distribution}, or remove it meanwhile",
+        ) from error
+
+
+def reasons_of(candidate: KernelCandidate, request: OpRequest) -> list[Reason]:
+    """Why it cannot serve; empty if it can. Raises SelectionError if it cannot say."""
+
+    def answer() -> list[Reason]:
+        reasons = list(candidate.not_supported_reasons(request))
+        for reason in reasons:
+            if not isinstance(reason, Reason):
+                raise TypeError(f"required Reason, found {type(reason).__name__}")
+        return reasons
+
+    return _ask(candidate, "not_supported_reasons", request, answer)
+
+
+def estimate_of(candidate: KernelCandidate, request: OpRequest) -> float | None:
+    """Microseconds at the upper end of the range, or None. Raises SelectionError for nonsense."""
+
+    def answer() -> float | None:
+        value = candidate.estimate_us(request, request.tokens.high)
+        if value is None:
+            return None
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"required None or a time of 0 µs or more, found {value}")
+        return float(value)
+
+    return _ask(candidate, "estimate_us", request, answer)
+
+
+class SemanticNotes:
+    """A candidate's semantic notes on a request, asked for at most once, and only if needed."""
+
+    def __init__(self, candidate: KernelCandidate, request: OpRequest) -> None:
+        self._candidate, self._request = candidate, request
+        self._notes: tuple[SemanticNote, ...] | None = None
+
+    def get(self) -> tuple[SemanticNote, ...]:
+        """Raises SelectionError if the candidate cannot say."""
+        if self._notes is None:
+            candidate, request = self._candidate, self._request
+            self._notes = _ask(
+                candidate,
+                "semantic_notes",
+                request,
+                lambda: tuple(candidate.semantic_notes(request)),
+            )
+        return self._notes
