@@ -6,12 +6,13 @@ known without importing anything, or with `SettingsCatalogue.register`.
 """
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hal.errors import SettingsError
+from hal.plugins.listing import PluginEntry, list_entries
 from hal.plugins.probe import DEFAULT_DEADLINE_S
 from hal.suggestions import did_you_mean
 
@@ -54,36 +55,25 @@ class SelectionSettings(BaseModel):
 class SettingsCatalogue:
     """Section name -> its pydantic model, imported only when it is asked for."""
 
-    def __init__(self, points: Mapping[str, importlib.metadata.EntryPoint] | None = None) -> None:
+    def __init__(self, entries: Iterable[PluginEntry] = ()) -> None:
         self._models: dict[str, type[BaseModel]] = {
             "plugins": PluginSettings,
             "selection": SelectionSettings,
         }
-        self._points = dict(points or {})
+        self._entries: dict[str, list[PluginEntry]] = {}
+        for entry in entries:
+            if not entry.problem and not entry.shadowed_by:
+                self._entries.setdefault(entry.name, []).append(entry)
 
     @classmethod
     def installed(cls) -> "SettingsCatalogue":
-        """The core's sections and those that installed distributions declare.
-
-        Raises:
-            SettingsError: two distributions declare one section.
-        """
-        points: dict[str, importlib.metadata.EntryPoint] = {}
-        for point in importlib.metadata.entry_points(group=SETTINGS_GROUP):
-            rival = points.setdefault(point.name, point)
-            if rival.value != point.value or point.name in ("plugins", "selection"):
-                raise SettingsError(
-                    f"settings section {point.name!r}",
-                    "one package that declares it",
-                    f"{rival.value} and {point.value}",
-                    "uninstall one of the two",
-                )
-        return cls(points)
+        """The core's sections and those that installed distributions declare."""
+        return cls(list_entries(SETTINGS_GROUP))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every known section, sorted."""
-        return tuple(sorted(self._models.keys() | self._points.keys()))
+        return tuple(sorted(self._models.keys() | self._entries.keys()))
 
     def register(self, name: str, model: type[BaseModel]) -> None:
         """Declare a section. Declaring it again with the same model is allowed.
@@ -107,31 +97,52 @@ class SettingsCatalogue:
         Raises:
             SettingsError: no such section, or the package that declares it cannot provide it.
         """
-        if name in self._models:
+        if name in self._models and name not in self._entries:
             return self._models[name]
-        if name not in self._points:
+        if name not in self._entries:
             raise SettingsError(
                 f"settings section {name!r}",
                 "a known section",
                 "an unknown one",
                 did_you_mean(name, self.names),
             )
-        point = self._points[name]
-        try:
-            model = point.load()
-        except (Exception, SystemExit) as error:
+        entry = self._only_entry(name)
+        if name not in self._models:
+            self._models[name] = _import_model(entry)
+        return self._models[name]
+
+    def _only_entry(self, name: str) -> PluginEntry:
+        entries = self._entries[name]
+        owners = [f"{entry.distribution} ({entry.value})" for entry in entries]
+        if name in ("plugins", "selection"):
+            owners.append("hal itself")
+        if len(owners) > 1:
             raise SettingsError(
                 f"settings section {name!r}",
-                f"the model {point.value}",
-                f"{type(error).__name__}: {error}",
-                "reinstall the package that declares it",
-            ) from error
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            raise SettingsError(
-                f"settings section {name!r}",
-                f"a pydantic model at {point.value}",
-                type(model).__name__,
-                "upgrade the package that declares it",
+                "one package that declares it",
+                " and ".join(owners),
+                "uninstall all but one of them",
             )
-        self._models[name] = model
-        return model
+        return entries[0]
+
+
+def _import_model(entry: PluginEntry) -> type[BaseModel]:
+    who = f"settings section {entry.name!r} of {entry.distribution} {entry.version}"
+    point = importlib.metadata.EntryPoint(entry.name, entry.value, SETTINGS_GROUP)
+    try:
+        model = point.load()
+    except (Exception, SystemExit) as error:
+        raise SettingsError(
+            who,
+            f"the model {entry.value}",
+            f"{type(error).__name__}: {error}",
+            f"reinstall {entry.distribution}",
+        ) from error
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise SettingsError(
+            who,
+            f"a pydantic model at {entry.value}",
+            type(model).__name__,
+            f"upgrade {entry.distribution}",
+        )
+    return model

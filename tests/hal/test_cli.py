@@ -24,7 +24,7 @@ from hal.plugins.survey import survey_of
 ACME = """
 import os
 from pathlib import Path
-from hal.device import DetectedDevice, DeviceSpec, Evidence, MissingDependency
+from hal.device import DetectedDevice, DeviceSpec, Evidence, MissingDependency, SelfTestResult
 from hal.hookspecs import BackendInfo, hookimpl
 
 if "ACME_TRACE" in os.environ:
@@ -55,6 +55,22 @@ def hal_describe_device(device, host):
 def hal_measure_device(device):
     from dataclasses import replace
     return replace(device, memory_bandwidth=123.5e9)
+
+class AcmeRuntime:
+    torch_device = "cpu"
+    num_threads = 1
+    def create_group(self, rank, world_size, rendezvous): ...
+    def free_memory_bytes(self): return 1
+    def synchronize(self): ...
+
+@hookimpl
+def hal_create_runtime(device):
+    return AcmeRuntime()
+
+@hookimpl
+def hal_self_test(runtime):
+    is_fine = "ACME_BROKEN" not in os.environ
+    return [SelfTestResult(name="gemm float32", passed=is_fine, detail="error 0.5")]
 
 @hookimpl
 def hal_missing_dependencies(host):
@@ -220,6 +236,17 @@ def test_doctor_tells_failures_and_missing_software(hal: Hal, acme: Path) -> Non
     text = hal(["doctor", "-v"], acme).stdout
     assert "Traceback" in text
     assert_plain_and_narrow(text)
+
+
+def test_self_test_in_doctor(hal: Hal, acme: Path) -> None:
+    done = hal(["doctor", "--self-test", "--json"], acme)
+    assert done.returncode == 0, done.stdout
+    (check,) = json.loads(done.stdout)["self_test"]
+    assert (check["device"], check["name"], check["passed"]) == ("acme:0", "gemm float32", True)
+    done = hal(["doctor", "--self-test"], acme, variables={"ACME_BROKEN": "1"})
+    assert done.returncode == 1
+    assert "gemm float32" in done.stdout
+    assert "error 0.5" in done.stdout
 
 
 def test_two_claims_in_doctor_and_elsewhere(hal: Hal, acme: Path) -> None:

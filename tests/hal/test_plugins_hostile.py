@@ -19,6 +19,7 @@ from hal.plugins.manager import PluginLoader, load_backends
 from hal.plugins.probe import ProbeReport, probe_plugin
 from hal.plugins.states import PluginStatus
 from hal.plugins.survey import PluginSurvey, survey_of, survey_plugins
+from hal.settings_sections import SettingsCatalogue
 
 GOOD = """
 from hal.device import DetectedDevice
@@ -423,10 +424,16 @@ def test_listing_imports_nothing_and_survives_malformed_metadata(site: Site) -> 
     weird.mkdir()
     (weird / "METADATA").write_text("Metadata-Version: 2.1\nName: weird\nVersion: 1.0\n")
     (weird / "entry_points.txt").write_text("[hal.backends]\nweird = os; rm -rf x\n")
+    binary = site.folder / "binary-1.0.dist-info"
+    binary.mkdir()
+    (binary / "METADATA").write_bytes(b"Name: \xff\xfe\n")
+    (binary / "entry_points.txt").write_bytes(b"[hal.backends]\nx = \xff\xfe\n")
     entries = site.entries()
-    assert [entry.distribution for entry in entries] == ["acme-bad", "broken", "weird"]
+    names = [entry.distribution for entry in entries]
+    assert names == ["(unnamed)", "acme-bad", "broken", "weird"]
+    assert SettingsCatalogue.installed().names  # the same files must not stop the settings
     survey = survey_plugins(entries=[entry for entry in entries if entry.name != "bad"])
-    assert [state.status for state in survey.states] == [PluginStatus.REJECTED] * 2
+    assert [state.status for state in survey.states] == [PluginStatus.REJECTED] * 3
 
 
 def test_second_copy_of_a_distribution_is_shadowed(site: Site, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from hal.errors import SettingsError
+from hal.plugins.listing import PluginEntry
 from hal.settings import Settings
 from hal.settings_sections import PluginSettings, SelectionSettings, SettingsCatalogue
 from hal.settings_text import text_to_value
@@ -167,6 +168,39 @@ def test_two_models_for_one_section(catalogue: SettingsCatalogue) -> None:
     catalogue.register("acme", AcmeSettings)
     with pytest.raises(SettingsError, match="acme"):
         catalogue.register("acme", PluginSettings)
+
+
+def entry(distribution: str, section: str, value: str) -> PluginEntry:
+    return PluginEntry(distribution, section, value, "1.0")
+
+
+def test_sections_of_other_packages_are_imported_on_demand_only() -> None:
+    catalogue = SettingsCatalogue(
+        [
+            entry("good", "good", "hal.settings_sections:PluginSettings"),
+            entry("x", "bad", "no.such"),
+        ]
+    )
+    assert catalogue.names == ("bad", "good", "plugins", "selection")
+    assert catalogue.model("good") is PluginSettings
+    with pytest.raises(SettingsError, match=r"'bad' of x 1\.0"):
+        catalogue.model("bad")
+    catalogue = SettingsCatalogue([entry("x", "odd", "json:loads")])
+    with pytest.raises(SettingsError, match="pydantic model at json:loads"):
+        catalogue.model("odd")
+
+
+def test_a_section_has_one_owner() -> None:
+    rivals = [
+        entry("one", "acme", "a:A"),
+        entry("two", "acme", "b:B"),
+        entry("x", "plugins", "c:C"),
+    ]
+    catalogue = SettingsCatalogue(rivals)
+    with pytest.raises(SettingsError, match=r"one .*and two "):
+        catalogue.model("acme")
+    with pytest.raises(SettingsError, match="hal itself"):
+        catalogue.model("plugins")
 
 
 @given(st.integers(-(10**20), 10**20))

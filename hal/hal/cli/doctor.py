@@ -12,9 +12,13 @@ from hal.cli.output import print_json, print_table, print_text
 from hal.plugins.listing import list_plugins
 
 if TYPE_CHECKING:
+    from hal.device import SelfTestResult
     from hal.errors import DeviceClaimError
+    from hal.plugins.registry import BackendRegistry
     from hal.plugins.states import PluginState
     from hal.plugins.survey import PluginSurvey
+
+    Check = tuple[str, SelfTestResult]  # device id, result
 
 
 def register(app: typer.Typer) -> None:
@@ -30,12 +34,15 @@ def _doctor(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show tracebacks and output of plug-ins.")
     ] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Also run each device's golden-value checks.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Probe every plug-in and load those with devices.
 
-    Exit code 1 if one failed or was rejected, if software for hardware that is here is missing, or
-    if two plug-ins claim one device; else 0.
+    Exit code 1 if one failed or was rejected, if software for hardware that is here is missing, if
+    two plug-ins claim one device, or if a check fails; else 0.
     """
     if list_only:
         _list(as_json)
@@ -44,16 +51,39 @@ def _doctor(
     conflict = shared.survey.claim_conflict()
     states = shared.survey.states if conflict is not None else shared.backends.states
     missing = shared.survey.missing_dependencies()
+    checks = _self_test(shared.backends) if self_test and conflict is None else []
     is_healthy = (
-        conflict is None and not missing and not any(state.status.is_trouble for state in states)
+        conflict is None
+        and not missing
+        and not any(state.status.is_trouble for state in states)
+        and all(result.passed for _, result in checks)
     )
     if as_json:
-        print_json(_document(shared, states, conflict, is_healthy))
+        print_json(_document(shared, states, conflict, checks) | {"healthy": is_healthy})
     else:
         _print(shared.survey, states, conflict, verbose)
+        _print_checks(checks)
         print_text("All is well." if is_healthy else "Something needs attention: see above.")
     if not is_healthy:
         raise typer.Exit(1)
+
+
+def _self_test(registry: BackendRegistry) -> list[Check]:
+    checks: list[Check] = []
+    for device in registry.devices:
+        spec = registry.describe(device.device_id)
+        results = registry.self_test(spec, registry.create_runtime(spec))
+        checks += [(device.device_id, result) for result in results]
+    return checks
+
+
+def _print_checks(checks: Sequence[Check]) -> None:
+    if checks:
+        rows = [
+            (device, result.name, "passed" if result.passed else "failed", result.detail)
+            for device, result in checks
+        ]
+        print_table(("device", "check", "result", "detail"), rows)
 
 
 def _list(as_json: bool) -> None:
@@ -84,17 +114,25 @@ def _document(
     shared: CliContext,
     states: Sequence[PluginState],
     conflict: DeviceClaimError | None,
-    is_healthy: bool,
+    checks: Sequence[Check],
 ) -> dict[str, Any]:
     claims = shared.survey.claims()
     return {
-        "healthy": is_healthy,
         "plugins": [
             state.to_document()
             | {"devices": [device for device, owners in claims.items() if state.entry in owners]}
             for state in states
         ],
         "claim_conflict": None if conflict is None else conflict.to_document(),
+        "self_test": [
+            {
+                "device": device,
+                "name": result.name,
+                "passed": result.passed,
+                "detail": result.detail,
+            }
+            for device, result in checks
+        ],
         "missing_dependencies": [
             {
                 "plugin": entry.key,

@@ -51,35 +51,61 @@ def list_plugins(search_path: Iterable[str] | None = None) -> tuple[PluginEntry,
 
     A distribution that is on the path twice is listed twice, the later copy as shadowed.
     """
+    return list_entries(ENTRY_POINT_GROUP, search_path)
+
+
+def list_entries(group: str, search_path: Iterable[str] | None = None) -> tuple[PluginEntry, ...]:
+    """The same for any group of entry points.
+
+    `importlib.metadata.entry_points` would raise for one malformed file of one distribution, and
+    so hide all others; here that distribution gets an entry with its `problem`.
+    """
     path = list(sys.path if search_path is None else search_path)
     position = {folder: index for index, folder in reversed(list(enumerate(path)))}
     found: list[tuple[int, PluginEntry]] = []
     for distribution in importlib.metadata.distributions(path=path):
-        for entry in _entries_of(distribution):
+        for entry in _entries_of(distribution, group):
             found.append((position.get(entry.location, len(path)), entry))
     return _with_shadows(found)
 
 
-def _entries_of(distribution: importlib.metadata.Distribution) -> list[PluginEntry]:
-    text = distribution.read_text(_ENTRY_POINTS_FILE)
-    if text is None or f"[{ENTRY_POINT_GROUP}]" not in text:
+def _entries_of(distribution: importlib.metadata.Distribution, group: str) -> list[PluginEntry]:
+    try:
+        text = distribution.read_text(_ENTRY_POINTS_FILE)
+    except (OSError, UnicodeDecodeError) as error:
+        return [_blank(distribution, f"{_ENTRY_POINTS_FILE} is unreadable: {error}")]
+    if text is None or f"[{group}]" not in text:
         return []
     # Only now is the metadata parsed: it is the slow part, and most distributions end above.
-    name = distribution.metadata["Name"]
-    version = distribution.metadata["Version"]
+    blank = _blank(distribution)
+    try:
+        points = [point for point in distribution.entry_points if point.group == group]
+    except (ValueError, TypeError, AttributeError) as error:
+        return [replace(blank, problem=f"{_ENTRY_POINTS_FILE} is malformed: {error}")]
+    return [_entry(blank, point) for point in points]
+
+
+def _blank(distribution: importlib.metadata.Distribution, problem: str = "") -> PluginEntry:
     location = str(Path(str(distribution.locate_file(""))))
-    blank = PluginEntry(
+    try:
+        metadata = distribution.metadata
+        name, version = metadata["Name"], metadata["Version"]
+    except (
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+        importlib.metadata.PackageNotFoundError,
+    ) as error:
+        name, version = None, None
+        problem = problem or f"its METADATA is unreadable: {error}"
+    return PluginEntry(
         distribution=canonicalize_name(str(name)) if name else "(unnamed)",
         name="(unreadable)",
         value="",
         version=str(version or "(unknown)"),
         location=location,
+        problem=problem,
     )
-    try:
-        points = [point for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP]
-    except (ValueError, TypeError, AttributeError) as error:
-        return [replace(blank, problem=f"{_ENTRY_POINTS_FILE} is malformed: {error}")]
-    return [_entry(blank, point) for point in points]
 
 
 def _entry(blank: PluginEntry, point: importlib.metadata.EntryPoint) -> PluginEntry:
@@ -88,7 +114,7 @@ def _entry(blank: PluginEntry, point: importlib.metadata.EntryPoint) -> PluginEn
     except AttributeError:
         module = ""
     parts = module.split(".")
-    problem = ""
+    problem = blank.problem
     if not all(part.isidentifier() for part in parts):
         problem = f"the value {point.value!r} is not `package.module` or `package.module:attribute`"
     return replace(blank, name=point.name, value=point.value, problem=problem)
