@@ -8,15 +8,17 @@ holds the weight once more, so a split must be worth it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hal.ops.request import OpRequest, TokenRange
-from hal.reasons import ReasonKind
-from hal.selection import Decision
+from hal.reasons import Reason, ReasonKind
+from hal.selection import Decision, Rejection
 
 # A weight is packed a second time only for a range that gains at least this share of its time.
 MIN_GAIN_OF_SECOND_PACKING = 0.10
 # Without a weight a switch costs nothing, but differences below noise are not worth a range.
 MIN_GAIN_OF_SWITCH = 0.03
+_BELOW = ", at up to "  # marks a reason that holds at the lower sizes of a range only
 
 
 def token_buckets(tokens: TokenRange) -> list[TokenRange]:
@@ -82,12 +84,14 @@ def _settle(
             if winner == name
         ):
             held.append(name)
-    names = []
-    for decision in decisions:
-        known = {n: _estimate_in(decision, n) for n in held}
-        able = {n: e for n, e in known.items() if e is not None}
-        names.append(min(able, key=lambda n: (able[n], n)) if able else decision.choice.name)
-    return names
+    return [_first_held(decision, held) for decision in decisions]
+
+
+def _first_held(decision: Decision, held: Sequence[str]) -> str:
+    """The best-ranked of the held that can serve; rejections are listed by rank."""
+    ranked = (decision.choice.name, *(loser.name for loser in decision.rejected))
+    able = (n for n in ranked if n in held and _estimate_in(decision, n) is not None)
+    return next(able, decision.choice.name)
 
 
 def _gain(decision: Decision, held: Sequence[str]) -> float:
@@ -95,7 +99,7 @@ def _gain(decision: Decision, held: Sequence[str]) -> float:
     others = [e for e in (_estimate_in(decision, n) for n in held) if e is not None]
     if not others or decision.estimate_us is None:
         return 1.0
-    return 1.0 - decision.estimate_us / min(others)
+    return 1.0 - decision.estimate_us / min(others) if min(others) > 0 else 0.0
 
 
 def _merge(
@@ -104,21 +108,56 @@ def _merge(
     merged: list[tuple[TokenRange, Decision]] = []
     for bucket, decision in zip(buckets, decisions, strict=True):
         if merged and _is_same(merged[-1][1], decision):
-            merged[-1] = (TokenRange(merged[-1][0].low, bucket.high), decision)
+            merged.append(_merge_two(*merged.pop(), bucket, decision))
         else:
             merged.append((bucket, decision))
     return merged
 
 
+def _merge_two(
+    low: TokenRange, at_low: Decision, high: TokenRange, at_high: Decision
+) -> tuple[TokenRange, Decision]:
+    """One decision for both ranges: the times of the upper one, and what only the lower one had
+    against a loser (it was faster there, but not by enough)."""
+    earlier = {loser.name: loser.reasons for loser in at_low.rejected}
+    rejected = tuple(
+        replace(loser, reasons=(*loser.reasons, *_only_below(earlier[loser.name], loser, low)))
+        for loser in at_high.rejected
+    )
+    tokens = TokenRange(low.low, high.high)
+    request = at_high.request.with_tokens(tokens)
+    return tokens, replace(at_high, request=request, rejected=rejected)
+
+
+def _only_below(earlier: Sequence[Reason], loser: Rejection, tokens: TokenRange) -> list[Reason]:
+    here = {_topic(reason) for reason in loser.reasons}
+    return [
+        reason
+        if _BELOW in reason.what
+        else replace(reason, what=f"{reason.what}{_BELOW}{tokens.high} tokens")
+        for reason in earlier
+        if _topic(reason) not in here
+    ]
+
+
 def _is_same(a: Decision, b: Decision) -> bool:
-    """Same choice, and the same losers for the same causes; estimates may differ."""
-    return a.choice.name == b.choice.name and _causes(a) == _causes(b)
+    """Same choice and meaning, and the same losers for the same causes; times may differ, and so
+    may what was found, which is the number of tokens."""
+    return (
+        a.choice.name == b.choice.name
+        and a.semantic_notes == b.semantic_notes
+        and _causes(a) == _causes(b)
+    )
 
 
-def _causes(decision: Decision) -> set[tuple[str, str, str]]:
+def _causes(decision: Decision) -> set[tuple[str, str, str, ReasonKind]]:
     return {
-        (loser.name, reason.what, reason.found)
+        (loser.name, reason.what, reason.required, reason.kind)
         for loser in decision.rejected
         for reason in loser.reasons
         if reason.kind is not ReasonKind.RANKED
     }
+
+
+def _topic(reason: Reason) -> str:
+    return reason.what.split(_BELOW, maxsplit=1)[0]
