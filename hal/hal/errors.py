@@ -5,8 +5,17 @@ the reader can act on it without reading code.
 """
 
 
-class HalError(Exception):
-    """Root of the errors that are meant for a user.
+class UserError(Exception):
+    """An error whose message is for the user: `hal` prints it without a traceback, exit code 2.
+
+    Other packages derive from it as well: `class ModelFileError(UserError, ValueError)`.
+    """
+
+    exit_code = 2
+
+
+class HalError(UserError):
+    """Root of the errors of the hardware layer.
 
     Args:
         who: the component, plug-in, file or call site that complains.
@@ -14,8 +23,6 @@ class HalError(Exception):
         found: what it got instead.
         remedy: what the reader can do about it.
     """
-
-    exit_code = 2
 
     def __init__(self, who: str, required: str, found: str, remedy: str) -> None:
         # All four go to Exception.args, which keeps the error picklable across processes.
@@ -93,18 +100,6 @@ class PlanError(HalError):
 
 class BindingError(HalError):
     """A chosen candidate cannot be bound to its call site."""
-
-
-class AuditError(HalError):
-    """What ran is not what was planned."""
-
-
-class ConfigError(HalError):
-    """A model's configuration is missing something or is not supported."""
-
-
-class CheckpointError(HalError):
-    """A checkpoint's tensors are missing, extra, misshapen, truncated or not finite."""
 
 
 class UsageError(HalError):

@@ -165,15 +165,6 @@ class Settings:
                         "remove it, or run the command it is for",
                     )
 
-    def validate_all(self) -> None:
-        """Validate every section that something was set for, whoever reads it.
-
-        Raises:
-            SettingsError: see `section`.
-        """
-        for name in sorted(self._given):
-            self.section(name, self.catalogue.model(name), consumer="validation")
-
     def rows(self) -> tuple[SettingRow, ...]:
         """Every effective setting of every known section, sorted by key.
 

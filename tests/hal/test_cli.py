@@ -88,6 +88,12 @@ def hal_register_commands(cli):
     @cli.command()
     def explode() -> None:
         raise ValueError("a bug")
+
+    @cli.command()
+    def refuse() -> None:
+        from hal.errors import UserError
+        class ModelFileError(UserError, ValueError): pass
+        raise ModelFileError("model 'x': no such file")
 """
 
 
@@ -316,6 +322,9 @@ def test_errors_have_no_traceback_unless_asked(hal: Hal, acme: Path, tmp_path: P
 def test_a_bug_in_a_command_is_not_taken_for_a_users_error(hal: Hal, acme: Path) -> None:
     with pytest.raises(ValueError, match="a bug"):
         hal(["explode"], acme)
+    done = hal(["refuse"], acme)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: ModelFileError: model 'x': no such file"
 
 
 def test_settings_shows_values_and_sources(hal: Hal, tmp_path: Path) -> None:

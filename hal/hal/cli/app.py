@@ -12,7 +12,7 @@ from typer.main import get_command, get_group
 from hal.cli import devices, doctor, ops, settings, version
 from hal.cli.context import CliContext
 from hal.cli.output import print_error
-from hal.errors import HalError, PluginError, UsageError
+from hal.errors import PluginError, UsageError, UserError
 from hal.suggestions import did_you_mean
 
 _USER_INTERRUPT_EXIT = 130
@@ -130,14 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     command = get_command(create_app())
     try:
         command.main(args=words, prog_name="hal")
-    except HalError as error:
+    except UserError as error:
         print_error(error, is_debug=shared.is_debug)
         sys.exit(error.exit_code)
     except ExceptionGroup as group:
-        if group.split(HalError)[1] is not None:
+        if group.split(UserError)[1] is not None:
             raise
         print_error(group, is_debug=shared.is_debug)
-        sys.exit(HalError.exit_code)
+        sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(_USER_INTERRUPT_EXIT)
     sys.exit(0)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hal.errors import HalError
+from hal.errors import UserError
 
 MAX_COLUMNS = 100
 _STATUS_STYLES = {
@@ -59,7 +59,7 @@ def print_error(error: BaseException, *, is_debug: bool) -> None:
         for part in error.exceptions:
             print_error(part, is_debug=False)
         return
-    kind = type(error).__name__ if isinstance(error, HalError) else "internal error"
+    kind = type(error).__name__ if isinstance(error, UserError) else "internal error"
     typer.echo(f"{prefix} {kind}: {error}", err=True)
 
 
