@@ -42,7 +42,9 @@ FAMILIES: dict[Family, _FamilyTraits] = {
 # Without effect on inference: training, storage and bookkeeping.
 _HARMLESS_KEYS = frozenset(
     {
+        "_attn_implementation",
         "_attn_implementation_autoset",
+        "attn_implementation",
         "_name_or_path",
         "architectures",
         "attention_dropout",
@@ -85,7 +87,7 @@ _HARMLESS_KEYS = frozenset(
 _ARITHMETIC_KEY = re.compile(
     r"scal|multipl|soft_?cap|logit|norm|bias|expert|moe|rope|rotary|window|sink|quant|attention|attn"
     r"|residual|embed|mup|lora|mtp|clip|clamp|act_fn|activation|hidden|layer|head|query|key|value|alibi"
-    r"|position|cross|sparse|compress|theta|temperature|sliding|block|kv_|qk_|gate|shared|tie",
+    r"|position|cross|sparse|compress|theta|sliding|block|kv_|qk_|gate|shared|tie",
     re.IGNORECASE,
 )
 # Values that switch such a key off.

@@ -188,6 +188,9 @@ def test_real_gguf_equals_transformers_processing(smollm2_gguf: Path) -> None:
     tensors = gguf.GGUFReader(smollm2_gguf).tensors
     assert {tensor.name for tensor in tensors} == set(names)
     for tensor in tensors:
+        layer = tensor.name.split(".")[1]
+        if tensor.name.startswith("blk.") and layer not in ("0", "17", "29"):
+            continue  # the same code reads every layer
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         expected = torch.from_numpy(processor.process(values, tensor.name).weights.copy())
         name = names[tensor.name]

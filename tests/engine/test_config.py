@@ -170,6 +170,66 @@ def test_harmless_keys_are_listed(tmp_path: Path) -> None:
     assert set(changes) <= set(config.ignored_keys)
 
 
+# The settings of published models, as far as they bear on the arithmetic.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+    },
+    "Llama-3.2-1B": {
+        "head_dim": 64,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "eos_token_id": [1, 8, 9],
+    },
+    "Qwen2.5": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_window_layers": 21,
+        "sliding_window": 32768,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "temperature": 0.7,
+    },
+    "Qwen3": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "max_window_layers": 28,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "rope_scaling": None,
+    },
+    "Mistral-7B-v0.3": {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": None,
+        "attention_dropout": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_settings_of_published_models_are_accepted(name: str, tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, **PUBLISHED[name]))
+    assert set(config.sliding_windows) == {None}
+    assert config.rope.type == ("llama3" if name == "Llama-3.2-1B" else "default")
+
+
 def test_an_absent_mistral_window_is_the_class_default(tmp_path: Path) -> None:
     mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     assert load_model_config(write(tmp_path, **mistral)).sliding_windows == (4096, 4096)

@@ -221,7 +221,7 @@ def test_folder_tokenizer_equals_transformers(
     ours = load_tokenizer(load_model_config(tmp_path))
     assert ours.eos_token_ids == {0, 2}
     assert not ours.has_chat_template
-    for text in [*TEXTS[:200], "x<|im_end|>y"]:
+    for text in [*TEXTS[:60], "x<|im_end|>y"]:
         expected = theirs(text)["input_ids"]
         assert ours.encode(text, add_special_tokens=True, parse_special=True) == expected
 
