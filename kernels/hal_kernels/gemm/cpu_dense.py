@@ -29,7 +29,7 @@ def linear_requirements() -> Requirements:
 
 def onednn_requirements() -> Requirements:
     """Why the packed oneDNN product cannot run: (what, required, found); empty if it can."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch._C._has_mkldnn:
         return [("torch build", "with oneDNN (mkldnn)", "without it")]
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return [("torch operator", "mkldnn::_linear_pointwise", "not registered")]

@@ -21,6 +21,7 @@ from hal_kernels.gemm.jit_float import (
     batch_block_rows,
     compile_batch_worker,
     compile_direct_worker,
+    direct_block_rows,
 )
 from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
@@ -34,8 +35,8 @@ FORMATS = ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
 
 requirements = jit_requirements
 
-# Up to here the direct worker is the faster one; beyond, packing rows and panels pays.
-_DIRECT_ROWS = 8
+# Blocks of rows up to which converting the weights once a block beats expanding each panel.
+_DIRECT_BLOCKS = 2
 
 
 def bind_generated(
@@ -109,9 +110,11 @@ def _bind_panels(
     bias_values = torch.zeros(layout.n) if bias is None else bias.float()
     packed_bias = layout.arrange(bias_values).contiguous()
     direct = bind_worker(_direct_worker(isa, kernel), len(PANEL_ARGUMENTS))
-    batch = bind_worker(_batch_worker(isa, kernel), len(PANEL_ARGUMENTS))
+    batch = direct
+    if kernel.weight != "float32":
+        batch = bind_worker(_batch_worker(isa, kernel), len(PANEL_ARGUMENTS))
     pack = bind_worker(pack_rows_worker(), 6)
-    max_rows = batch_block_rows(isa)
+    direct_rows, batch_rows = direct_block_rows(isa, kernel), batch_block_rows(isa)
     out_features, num_panels = layout.out_features, layout.num_panels
     addresses = [tensor.data_ptr() for tensor in tensors] + [0] * (3 - len(tensors))
     panel_bytes, scale_bytes = (
@@ -125,13 +128,16 @@ def _bind_panels(
         y = torch.empty((rows, out_features))
         threads = torch.get_num_threads()
         grain = -(-num_panels // (4 * threads))
-        source, stride, launch, scratch = x, 4 * x.stride(0), direct, None
-        if rows > _DIRECT_ROWS:
-            num_blocks = -(-rows // max_rows)
-            source, stride, launch = torch.empty(rows * k), 4 * k, batch
+        is_direct = rows <= _DIRECT_BLOCKS * direct_rows
+        launch, block_rows = (direct, direct_rows) if is_direct else (batch, batch_rows)
+        source = x
+        if rows > 1:
+            source = torch.empty(rows * k)
+            num_blocks = -(-rows // block_rows)
             pack(num_blocks, 1, x.data_ptr(), source.data_ptr(), rows, k, x.stride(0), num_blocks)
-            if scratch_bytes:
-                scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
+        scratch = None
+        if scratch_bytes and not is_direct:
+            scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
         launch(
             num_panels,
             grain,
@@ -141,7 +147,7 @@ def _bind_panels(
             y.data_ptr(),
             rows,
             k,
-            stride,
+            4 * k,
             4 * out_features,
             panel_bytes,
             scale_bytes,

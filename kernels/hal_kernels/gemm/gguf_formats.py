@@ -30,7 +30,7 @@ DEQUANTIZED = SemanticNote(
     "every value and gives up the smaller memory traffic",
 )
 
-_DENSE = {
+_DENSE: dict[gguf.GGMLQuantizationType, np.dtype[Any]] = {
     gguf.GGMLQuantizationType.F32: np.dtype("<f4"),
     gguf.GGMLQuantizationType.F16: np.dtype("<f2"),
     gguf.GGMLQuantizationType.BF16: np.dtype("<u2"),
@@ -53,8 +53,8 @@ def weight_from_gguf(
     n, k = shape
     _check_size(data.size, n, k, ggml_type)
     if ggml_type in _DENSE:
-        values = data.view(_DENSE[ggml_type]).reshape(n, k).copy()
-        tensor = torch.from_numpy(values)
+        dtype: np.dtype[Any] = _DENSE[ggml_type]
+        tensor = torch.from_numpy(data.view(dtype).reshape(n, k).copy())
         if ggml_type == gguf.GGMLQuantizationType.BF16:
             tensor = tensor.view(torch.bfloat16)
         return tensor, ()
@@ -110,8 +110,8 @@ def _check_size(found: int, n: int, k: int, ggml_type: gguf.GGMLQuantizationType
 
 def _from_q8_0(data: np.ndarray[Any, Any], n: int, k: int) -> QuantizedWeight:
     blocks = data.reshape(n, k // BLOCK, 2 + BLOCK)
-    scale = np.ascontiguousarray(blocks[..., :2]).view("<f2").reshape(n, -1)
-    values = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).reshape(n, k)
+    scale = blocks[..., :2].copy().view("<f2").reshape(n, -1)
+    values = blocks[..., 2:].copy().view(np.int8).reshape(n, k)
     return QuantizedWeight(
         format=FORMATS["int8_g32"], data=torch.from_numpy(values), scale=torch.from_numpy(scale)
     )
@@ -123,10 +123,10 @@ def _from_q4(data: np.ndarray[Any, Any], n: int, k: int, *, has_minimum: bool) -
     nibbles = blocks[..., header:]
     values = np.concatenate((nibbles & 15, nibbles >> 4), axis=-1).reshape(n, k)
     packed = values[:, 0::2] | (values[:, 1::2] << 4)
-    scales = np.ascontiguousarray(blocks[..., :header]).view("<f2").reshape(n, k // BLOCK, -1)
+    scales = blocks[..., :header].copy().view("<f2").reshape(n, k // BLOCK, -1)
     return QuantizedWeight(
         format=FORMATS["int4_g32_asym" if has_minimum else "int4_g32"],
         data=torch.from_numpy(packed),
-        scale=torch.from_numpy(np.ascontiguousarray(scales[..., 0])),
-        minimum=torch.from_numpy(np.ascontiguousarray(scales[..., 1])) if has_minimum else None,
+        scale=torch.from_numpy(scales[..., 0].copy()),
+        minimum=torch.from_numpy(scales[..., 1].copy()) if has_minimum else None,
     )

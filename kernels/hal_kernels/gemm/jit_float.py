@@ -6,8 +6,8 @@ blocks whose accumulators stay in registers. Narrow weights become float32 in re
 scale (+ minimum), so the result is that of the stored weight and only float32 sums are rounded.
 
 Two workers a kernel. "direct", for few rows, converts the weights as it multiplies. "batch", for
-many, expands a panel into float32 once (in the thread's cache) and takes rows packed by
-`pack_rows`.
+many, expands a panel into float32 once, in the thread's cache. Rows of x come packed by
+`pack_rows`, in the same blocks.
 
 Packed layouts, VL = float32 lanes, P = panels of 2*VL channels:
     float32, bfloat16, float16, int8: [P][K][2*VL]
@@ -60,6 +60,11 @@ class FloatKernel:
     group_size: int = 0
     has_minimum: bool = False
 
+    @property
+    def has_channel_scales(self) -> bool:
+        """Whether the sum over K is multiplied by a scale of the channel."""
+        return self.weight == "int8" and not self.group_size
+
     def name(self, isa: VectorIsa, kind: str) -> str:
         group = f"_g{self.group_size}" if self.group_size else ""
         suffix = "_asym" if self.has_minimum else ""
@@ -68,9 +73,9 @@ class FloatKernel:
 
 def direct_block_rows(isa: VectorIsa, kernel: FloatKernel) -> int:
     """Most rows of a block of the direct worker: what fits beside weights and scales."""
-    if isa.registers == 32:
-        return 8
-    return 6 if kernel.weight == "float32" else 4
+    if kernel.weight == "float32":
+        return batch_block_rows(isa)
+    return 12 if isa.registers == 32 else 4
 
 
 def batch_block_rows(isa: VectorIsa) -> int:
@@ -79,11 +84,18 @@ def batch_block_rows(isa: VectorIsa) -> int:
 
 
 def compile_direct_worker(isa: VectorIsa, kernel: FloatKernel) -> GeneratedWorker:
-    """For few rows. Its arguments are `jit_panel.PANEL_ARGUMENTS`."""
+    """For few rows. Its arguments are `jit_panel.PANEL_ARGUMENTS`; x is packed."""
 
     def build(module: ir.Module) -> ir.Function:
         blocks = [
-            _BlockEmitter(module, declare_block(module, rows), isa, kernel, rows).emit()
+            _BlockEmitter(
+                module,
+                declare_block(module, rows),
+                isa,
+                kernel,
+                rows,
+                scales_after=kernel.has_channel_scales,
+            ).emit()
             for rows in range(1, direct_block_rows(isa, kernel) + 1)
         ]
         return emit_panel_worker(module, isa, blocks, kernel.epilogue, expand=None)
@@ -101,7 +113,12 @@ def compile_batch_worker(isa: VectorIsa, kernel: FloatKernel) -> GeneratedWorker
         dense = FloatKernel("float32", kernel.epilogue)
         blocks = [
             _BlockEmitter(
-                module, declare_block(module, rows), isa, dense, rows, has_packed_rows=True
+                module,
+                declare_block(module, rows),
+                isa,
+                dense,
+                rows,
+                scales_after=kernel.has_channel_scales,
             ).emit()
             for rows in range(1, batch_block_rows(isa) + 1)
         ]
@@ -199,32 +216,26 @@ class _BlockEmitter(_WeightEmitter):
         kernel: FloatKernel,
         rows: int,
         *,
-        has_packed_rows: bool = False,
+        scales_after: bool,
     ) -> None:
         super().__init__(module, function, isa, kernel)
-        self.rows, self.has_packed_rows = rows, has_packed_rows
+        self.rows = rows
+        self.scales_after = scales_after
         (self.x, self.x_stride, self.panel, self.scale, self.minimum) = function.args[:5]
         (self.k, self.y, self.y_stride, self.bias) = function.args[5:9]
         self.prefetch_base, self.prefetch_step = function.args[9:]
-        # Few rows: two independent chains of additions hide the latency of one.
-        self.chains = 2 if rows <= 2 else 1
         zero = self.constant(F32, 0.0, self.lanes)
-        self.sums = [
-            [[self.variable(self.vector, zero) for _ in range(2)] for _ in range(rows)]
-            for _ in range(self.chains)
-        ]
-        self.x_rows = [
-            self.at(self.x, self.builder.mul(self.x_stride, self.i64(row)), I8)
-            for row in range(rows)
-        ]
+        # One chain of additions along k, however many rows: the bits of a row's result do not
+        # depend on how many other rows there are.
+        self.sums = [[self.variable(self.vector, zero) for _ in range(2)] for _ in range(rows)]
 
     def emit(self) -> ir.Function:
         if self.kernel.group_size:
             self._emit_groups()
         else:
             self._emit_plain()
-        sums = [[self._total(row, half) for half in range(2)] for row in range(self.rows)]
-        if self.kernel.weight == "int8" and not self.kernel.group_size:
+        sums = [[self.load(slot, self.vector, 64) for slot in slots] for slots in self.sums]
+        if self.scales_after:
             scales = [self.load_vector(self.scale, half) for half in range(2)]
             sums = [[self.builder.fmul(s[h], scales[h]) for h in range(2)] for s in sums]
         bias = [self.load_vector(self.bias, half) for half in range(2)]
@@ -233,10 +244,6 @@ class _BlockEmitter(_WeightEmitter):
         self.builder.ret_void()
         return self.function
 
-    def _total(self, row: int, half: int) -> Value:
-        values = [self.load(chain[row][half], self.vector, 64) for chain in self.sums]
-        return values[0] if len(values) == 1 else self.builder.fadd(*values)
-
     def _emit_plain(self) -> None:
         """Weights without scales inside the sum: any k, four at a time."""
         unroll = 4
@@ -244,7 +251,7 @@ class _BlockEmitter(_WeightEmitter):
         with self.loop(self.i64(0), main_end, unroll) as k:
             self._emit_steps(k, unroll)
         with self.loop(main_end, self.k) as k:
-            self._accumulate(k, self.load_weights(k), 0)
+            self._accumulate(k, self.load_weights(k))
 
     def _emit_steps(self, first: Value, count: int) -> None:
         bits = 2 * self.lanes * _ELEMENT_BITS[self.kernel.weight]  # of a step
@@ -252,20 +259,18 @@ class _BlockEmitter(_WeightEmitter):
             k = self.builder.add(first, self.i64(step))
             if (step * bits) % 512 == 0:
                 self._prefetch(k, max(bits // 512, 1))
-            self._accumulate(k, self.load_weights(k), step % self.chains)
+            self._accumulate(k, self.load_weights(k))
 
-    def _accumulate(self, k: Value, weights: list[Value], chain: int) -> None:
+    def _accumulate(self, k: Value, weights: list[Value]) -> None:
         for row in range(self.rows):
             value = self.load(self._x_address(row, k), F32, 4)
             broadcast = self.splat(value, self.lanes)
             for half in range(2):
-                slot = self.sums[chain][row][half]
+                slot = self.sums[row][half]
                 total = self.fma(broadcast, weights[half], self.load(slot, self.vector, 64))
                 self.store(total, slot, 64)
 
     def _x_address(self, row: int, k: Value) -> Value:
-        if not self.has_packed_rows:
-            return self.at(self.x_rows[row], k, F32)
         index = self.builder.mul(k, self.i64(self.rows))
         return self.at(self.x, self.builder.add(index, self.i64(row)), F32)
 
@@ -295,7 +300,7 @@ class _BlockEmitter(_WeightEmitter):
             weights = [
                 self.builder.fmul(w, s) for w, s in zip(self.load_weights(k), scales, strict=True)
             ]
-            self._accumulate(k, weights, step % self.chains)
+            self._accumulate(k, weights)
 
     def _emit_int4_steps(self, first: Value, scales: list[Value], minima: list[Value]) -> None:
         self._prefetch(first, 1)
@@ -303,11 +308,11 @@ class _BlockEmitter(_WeightEmitter):
             k = self.builder.add(first, self.i64(2 * pair))
             for odd, values in enumerate(self.load_nibble_pairs(k)):
                 weights = [self.fma(values[h], scales[h], minima[h]) for h in range(2)]
-                self._accumulate(self.builder.add(k, self.i64(odd)), weights, odd % self.chains)
+                self._accumulate(self.builder.add(k, self.i64(odd)), weights)
 
 
 class _ExpandEmitter(_WeightEmitter):
-    """void(panel, scale, minimum, k, out): one panel as float32 [K][2*VL], scales applied."""
+    """void(panel, scale, minimum, k, out): one panel as float32 [K][2*VL], group scales applied."""
 
     def __init__(self, module: ir.Module, isa: VectorIsa, kernel: FloatKernel) -> None:
         signature = ir.FunctionType(VOID, [POINTER, POINTER, POINTER, ir.IntType(64), POINTER])
@@ -323,11 +328,8 @@ class _ExpandEmitter(_WeightEmitter):
             with self.loop(self.i64(0), groups) as group:
                 self._emit_group(group)
         else:
-            scales: list[Value] = []
-            if self.kernel.weight == "int8":
-                scales = [self.load_vector(self.scale, half) for half in range(2)]
             with self.loop(self.i64(0), self.k) as k:
-                self._write(k, self.load_weights(k), scales)
+                self._write(k, self.load_weights(k), [])
         self.builder.ret_void()
         return self.function
 
