@@ -114,6 +114,11 @@ def compile_worker(
     return CompiledWorker(function.__qualname__, int(compiled.address), compiled)
 
 
+def worker_helper(function: Callable[..., Any]) -> Any:
+    """A function that workers of the same file may call; compiled with the first that does."""
+    return numba.njit(error_model="numpy")(function)
+
+
 def bind_worker(
     worker: CompiledWorker, num_arguments: int, constants: tuple[int | torch.Tensor, ...] = ()
 ) -> Launch:

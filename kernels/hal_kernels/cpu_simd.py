@@ -76,7 +76,8 @@ class Float32x16(_Type):  # type: ignore[misc, unused-ignore]
     """numba's type of a vector of 16 fp32."""
 
     def __init__(self) -> None:
-        super().__init__(name="float32x16")
+        initialise: Any = super().__init__
+        initialise(name="float32x16")
 
 
 float32x16: Any = Float32x16()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,77 +13,6 @@ from hal.ops.attention import AttentionMetadata
 from hal_kernels.attention.cpu_decode import bind_attention_decode
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
-
-
-def paged_case(
-    seq_lens: list[int],
-    query_lens: list[int],
-    heads: tuple[int, int],
-    head_dim: int,
-    block_size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata]:
-    """Random q (row-strided), caches with shuffled blocks, NaN wherever no token was written."""
-    num_heads, num_kv_heads = heads
-    kv_dtype = kv_dtype or dtype
-    needed = [-(-length // block_size) for length in seq_lens]
-    num_blocks = sum(needed) + 2
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    k_cache = torch.full(shape, math.nan, dtype=kv_dtype)
-    v_cache = torch.full(shape, math.nan, dtype=kv_dtype)
-    free = torch.randperm(num_blocks).tolist()
-    table = torch.full((len(seq_lens), max(needed) + 2), -1, dtype=torch.int32)
-    for row, length in enumerate(seq_lens):
-        for column in range(needed[row]):
-            block = free.pop()
-            table[row, column] = block
-            filled = min(block_size, length - column * block_size)
-            k_cache[block, :filled] = torch.randn(filled, num_kv_heads, head_dim).to(kv_dtype)
-            v_cache[block, :filled] = torch.randn(filled, num_kv_heads, head_dim).to(kv_dtype)
-    tokens, width = sum(query_lens), num_heads * head_dim
-    q = torch.randn(tokens, width + 48).to(dtype)[:, 16 : 16 + width]
-    starts = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).to(torch.int32)
-    lens = torch.tensor(seq_lens, dtype=torch.int32)
-    meta = AttentionMetadata(starts, lens, table, max(query_lens), max(seq_lens))
-    return q, k_cache, v_cache, meta
-
-
-def exact_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Float64 attention, one query at a time, with only the keys it may see."""
-    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
-    group = q.shape[1] // head_dim // num_kv_heads
-    starts = meta.query_start_loc.tolist()
-    rows = []
-    for index, length in enumerate(meta.seq_lens.tolist()):
-        blocks = meta.block_table[index, : -(-length // block_size)].long()
-        keys = k_cache[blocks].reshape(-1, num_kv_heads, head_dim).double()
-        values = v_cache[blocks].reshape(-1, num_kv_heads, head_dim).double()
-        count = starts[index + 1] - starts[index]
-        for i in range(count):
-            position = length - count + i
-            first = max(0, position + 1 - window) if window else 0
-            seen_k = keys[first : position + 1].repeat_interleave(group, dim=1)
-            seen_v = values[first : position + 1].repeat_interleave(group, dim=1)
-            query = q[starts[index] + i].double().view(-1, head_dim)
-            scores = torch.einsum("hd,khd->hk", query, seen_k) * scale
-            if softcap:
-                scores = softcap * torch.tanh(scores / softcap)
-            if sinks is not None:
-                scores = torch.cat((scores, sinks.double()[:, None]), dim=1)
-            weights = scores.softmax(-1)[:, : seen_k.shape[0]]
-            rows.append(torch.einsum("hk,khd->hd", weights, seen_v).flatten())
-    return torch.stack(rows)
 
 
 CASES = {
@@ -104,11 +34,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", CASES)
-def test_decode_matches_float64(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in CASES]
+    + [(name, torch.bfloat16) for name in ("smollm2-batch", "all-three")],
+    ids=[*CASES, "bf16", "bf16-all-three"],
+)
+def test_decode_matches_float64(
+    attention_cases: SimpleNamespace, name: str, dtype: torch.dtype
+) -> None:
     seq_lens, heads, head_dim, block_size, options = CASES[name]
-    case = paged_case(seq_lens, [1] * len(seq_lens), heads, head_dim, block_size, dtype)
+    case = attention_cases.paged(seq_lens, [1] * len(seq_lens), heads, head_dim, block_size, dtype)
     scale = head_dim**-0.5
     kernel = bind_attention_decode(
         num_heads=heads[0],
@@ -119,7 +55,7 @@ def test_decode_matches_float64(name: str, dtype: torch.dtype) -> None:
         scale=scale,
         **options,
     )
-    expected = exact_attention(*case, scale=scale, **options)
+    expected = attention_cases.exact(*case, scale=scale, **options)
     for _ in range(3):  # the scratch memory and the arrival counters are reused
         out = kernel(*case)
         assert out.dtype == dtype
@@ -127,8 +63,8 @@ def test_decode_matches_float64(name: str, dtype: torch.dtype) -> None:
         assert error <= TOLERANCE[dtype]
 
 
-def test_decode_reads_bf16_cache_with_fp32_queries() -> None:
-    case = paged_case([150, 20], [1, 1], (6, 2), 64, 16, torch.float32, torch.bfloat16)
+def test_decode_reads_bf16_cache_with_fp32_queries(attention_cases: SimpleNamespace) -> None:
+    case = attention_cases.paged([150, 20], [1, 1], (6, 2), 64, 16, torch.float32, torch.bfloat16)
     kernel = bind_attention_decode(
         num_heads=6,
         num_kv_heads=2,
@@ -138,11 +74,13 @@ def test_decode_reads_bf16_cache_with_fp32_queries() -> None:
         kv_dtype=torch.bfloat16,
         scale=0.125,
     )
-    expected = exact_attention(*case, scale=0.125)
+    expected = attention_cases.exact(*case, scale=0.125)
     assert (kernel(*case).double() - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads() -> None:
+def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads(
+    attention_cases: SimpleNamespace,
+) -> None:
     bind: dict[str, Any] = {
         "num_heads": 9,
         "num_kv_heads": 3,
@@ -151,7 +89,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads() -> None:
         "dtype": torch.float32,
         "scale": 0.125,
     }
-    q, k_cache, v_cache, meta = paged_case(
+    q, k_cache, v_cache, meta = attention_cases.paged(
         [400, 37, 1000], [1, 1, 1], (9, 3), 64, 16, torch.float32
     )
     threads = torch.get_num_threads()
@@ -172,8 +110,8 @@ def test_a_sequence_does_not_depend_on_its_neighbours_or_the_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def test_a_nan_in_the_context_is_not_hidden() -> None:
-    q, k_cache, v_cache, meta = paged_case([40], [1], (2, 1), 32, 16, torch.float32)
+def test_a_nan_in_the_context_is_not_hidden(attention_cases: SimpleNamespace) -> None:
+    q, k_cache, v_cache, meta = attention_cases.paged([40], [1], (2, 1), 32, 16, torch.float32)
     k_cache[int(meta.block_table[0, 1]), 3] = math.nan
     kernel = bind_attention_decode(
         num_heads=2, num_kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32, scale=1.0

@@ -122,6 +122,39 @@ def widen_rows(
 
 
 @intrinsic
+def transpose_rows(
+    typing_context: Any,
+    target: Any,
+    rows: Any,
+    stride: Any,
+    head_dim: Any,
+    kind: Any,
+    target_stride: Any,
+) -> Any:
+    """Write 16 rows [16, D] as fp32 columns [D, 16]; ``target_stride`` elements from one d to
+    the next."""
+    num_vectors = head_dim.literal_value // LANES
+    row_stride, element = stride.literal_value, kind.literal_value
+    column_stride = target_stride.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for i in range(num_vectors):
+            square = [
+                emit_load(builder, args[1], _INT64(row * row_stride + LANES * i), element)
+                for row in range(LANES)
+            ]
+            for distance in (1, 2, 4, 8):
+                square = _exchange(builder, square, distance)
+            for lane, column in enumerate(square):
+                index = _INT64((LANES * i + lane) * column_stride)
+                emit_store(builder, args[0], index, column, FP32)
+        return context.get_dummy_value()
+
+    signature = types.void(types.int64, types.int64, stride, head_dim, kind, target_stride)
+    return signature, codegen
+
+
+@intrinsic
 def prefetch_rows(typing_context: Any, rows: Any, stride: Any, head_dim: Any, kind: Any) -> Any:
     """Ask for the cache lines of 16 rows [16, D] (prefetcht0)."""
     element_bytes = ELEMENT_BYTES[kind.literal_value]
@@ -187,3 +220,22 @@ def _shuffle_pair(builder: Any, first: Any, second: Any, lanes: list[int], layou
         order = lanes + other
     mask = ir.Constant(ir.VectorType(_INT32, LANES), order)
     return builder.shuffle_vector(first, second, mask)
+
+
+def _exchange(builder: Any, rows: list[Any], distance: int) -> list[Any]:
+    """Swap the off-diagonal blocks of ``distance`` lanes between rows ``distance`` apart."""
+    first_mask = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
+    second_mask = [
+        lane + distance if not lane & distance else LANES + lane for lane in range(LANES)
+    ]
+    indices = ir.VectorType(_INT32, LANES)
+    result = list(rows)
+    for row in range(LANES):
+        if row & distance:
+            continue
+        first, second = rows[row], rows[row + distance]
+        result[row] = builder.shuffle_vector(first, second, ir.Constant(indices, first_mask))
+        result[row + distance] = builder.shuffle_vector(
+            first, second, ir.Constant(indices, second_mask)
+        )
+    return result

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
@@ -21,7 +20,7 @@ from hal_kernels.cpu_intrinsics import (
     pointer_int32,
     pointer_int64,
 )
-from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker, worker_helper
 from hal_kernels.cpu_simd import (
     FP32,
     LANES,
@@ -40,8 +39,6 @@ _NUM_BINS = 2048
 _BINS_PER_UNIT = np.float32(64.0)
 _LAST_BIN = np.float32(_NUM_BINS - 1)
 _INDEX_MASK = 0xFFFFFFFF
-
-_njit: Any = numba.njit
 
 
 def bind_top_k_top_p(
@@ -95,7 +92,7 @@ def bind_top_k_top_p(
     return top_k_top_p
 
 
-@_njit(error_model="numpy")
+@worker_helper
 def _bin_of(logit: Any, largest: Any) -> Any:
     """Bin of a logit: non-decreasing as the logit falls; the last bin takes the rest."""
     if logit == largest:
@@ -106,7 +103,7 @@ def _bin_of(logit: Any, largest: Any) -> Any:
     return _NUM_BINS - 1
 
 
-@_njit(error_model="numpy")
+@worker_helper
 def _sift_down(heap: Any, start: Any, size: Any) -> None:
     """Restore the heap (smallest on top) below ``start``."""
     root = start
@@ -124,7 +121,7 @@ def _sift_down(heap: Any, start: Any, size: Any) -> None:
         root = child
 
 
-@_njit(error_model="numpy")
+@worker_helper
 def _sort_bin(row: Any, vocab_size: Any, largest: Any, chosen: Any, entries_address: Any) -> Any:
     """Collect the tokens of bin ``chosen`` in the filter's order; returns their number.
 
@@ -155,7 +152,7 @@ def _sort_bin(row: Any, vocab_size: Any, largest: Any, chosen: Any, entries_addr
     return size
 
 
-@_njit(error_model="numpy")
+@worker_helper
 def _entry_index(entry: Any) -> Any:
     return _INDEX_MASK - (entry & np.int64(_INDEX_MASK))
 

@@ -1,0 +1,310 @@
+"""Prefill attention on the CPU: chunks of new tokens over the paged KV cache in place.
+
+An item is (sequence, kv head, tile of query tokens). It walks the keys in blocks of 64 at fixed
+positions: the keys transposed and the values copied once a block into the second-level cache, then
+one online-softmax step (https://arxiv.org/abs/2205.14135) for each (token, query head) row. A
+row's arithmetic does not depend on the other rows, so neither chunking, batching nor the number
+of threads changes a result.
+
+Shape letters: T tokens, B sequences, Hq query heads, Hkv kv heads, G = Hq / Hkv, D head_dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hal_kernels.attention.cpu_decode import AttentionKernel, check_attention_arguments
+from hal_kernels.attention.cpu_tiles import add_weighted_rows, transpose_rows, widen_rows
+from hal_kernels.cpu_intrinsics import (
+    pointer_float32,
+    pointer_int32,
+    pointer_int64,
+    stack_bytes,
+)
+from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_simd import (
+    ELEMENT_BYTES,
+    FP32,
+    LANES,
+    element_kind,
+    vector_add,
+    vector_div,
+    vector_exp,
+    vector_keep_below,
+    vector_largest,
+    vector_load,
+    vector_max,
+    vector_mul,
+    vector_of,
+    vector_store,
+    vector_sub,
+    vector_sum,
+)
+
+if TYPE_CHECKING:
+    from hal.ops.attention import AttentionMetadata
+
+_KEY_BLOCK = 64
+# Query rows of a tile: their vectors and sums stay in the second-level cache.
+_TILE_ELEMENTS = 6144
+_MAX_TILE_TOKENS = 32
+
+
+def bind_attention_prefill(
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    scale: float,
+    kv_dtype: torch.dtype | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> AttentionKernel:
+    """Bind causal attention of chunks with or without a cached prefix.
+
+    As ``bind_attention_decode``, but a sequence has any number of query tokens: the kernel takes
+    q [T, Hq*D] (rows may be strided) and reads ``query_start_loc`` of the metadata; it returns
+    [T, Hq*D].
+
+    Machine code: vfmadd231ps on zmm (AVX-512) or ymm (AVX2).
+
+    Raises:
+        ValueError: a static argument the kernel does not support.
+    """
+    check_attention_arguments(num_heads, num_kv_heads, head_dim, block_size, window, softcap, sinks)
+    group = num_heads // num_kv_heads
+    tile_tokens = max(1, min(_MAX_TILE_TOKENS, _TILE_ELEMENTS // (group * head_dim)))
+    compiled = _compile_prefill(
+        num_kv_heads,
+        group,
+        head_dim,
+        block_size,
+        tile_tokens,
+        element_kind(dtype),
+        element_kind(kv_dtype or dtype),
+        window,
+        float(softcap),
+        sinks is not None,
+        float(scale),
+    )
+    sink_logits = 0 if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    launch = bind_worker(compiled, 10, (sink_logits,))
+    out_features = num_heads * head_dim
+
+    def kernel(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        out = torch.empty((q.shape[0], out_features), dtype=dtype)
+        seq_lens, block_table = meta.seq_lens, meta.block_table
+        num_tiles = (meta.max_query_len + tile_tokens - 1) // tile_tokens
+        launch(
+            seq_lens.shape[0] * num_kv_heads * num_tiles,
+            1,
+            q.data_ptr(),
+            q.stride(0),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            meta.query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            block_table.data_ptr(),
+            block_table.stride(0),
+            num_tiles,
+        )
+        return out
+
+    return kernel
+
+
+@functools.cache
+def _compile_prefill(
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    tile_tokens: int,
+    q_kind: int,
+    kv_kind: int,
+    window: int,
+    softcap: float,
+    has_sinks: bool,
+    scale: float,
+) -> CompiledWorker:
+    kv_bytes = ELEMENT_BYTES[kv_kind]
+    row_stride = num_kv_heads * head_dim
+    max_rows = tile_tokens * group
+    rows_bytes = max_rows * head_dim * 4
+    keys_bytes = _KEY_BLOCK * head_dim * 4
+    scores_bytes = _KEY_BLOCK * 4
+    softmax_bytes = max_rows * 4
+    out_features = num_kv_heads * group * head_dim
+    scale32 = np.float32(scale)
+    softcap32 = np.float32(softcap)
+    minus_infinity = np.float32(-np.inf)
+    zero = np.float32(0.0)
+    one = np.float32(1.0)
+    two = np.float32(2.0)
+
+    def attention_prefill(arguments: int, begin: int, end: int, thread: int) -> None:
+        args: Any = pointer_int64(arguments)
+        q, q_stride, k_cache, v_cache, out = args[0], args[1], args[2], args[3], args[4]
+        starts, seq_lens, tables = (
+            pointer_int32(args[5]),
+            pointer_int32(args[6]),
+            pointer_int32(args[7]),
+        )
+        table_stride, num_tiles, sinks = args[8], args[9], args[10]
+        queries = stack_bytes(rows_bytes)
+        sums = stack_bytes(rows_bytes)
+        keys = stack_bytes(keys_bytes)
+        values = stack_bytes(keys_bytes)
+        scores = stack_bytes(scores_bytes)
+        maxima: Any = pointer_float32(stack_bytes(softmax_bytes))
+        totals: Any = pointer_float32(stack_bytes(softmax_bytes))
+        for item in range(begin, end):
+            # Later tiles see more keys: they come first, so that the threads finish together.
+            tile = num_tiles - 1 - item // num_kv_heads % num_tiles
+            kv_head = item % num_kv_heads
+            sequence = item // (num_tiles * num_kv_heads)
+            first_token = np.int64(starts[sequence])
+            num_queries = np.int64(starts[sequence + 1]) - first_token
+            first_query = tile * tile_tokens
+            if first_query >= num_queries:
+                continue
+            count = min(tile_tokens, num_queries - first_query)
+            seq_len = np.int64(seq_lens[sequence])
+            first_position = seq_len - num_queries + first_query
+            first_head = kv_head * group
+            num_rows = count * group
+            for row in range(num_rows):
+                token = first_token + first_query + row // group
+                position = token * q_stride + (first_head + row % group) * head_dim
+                for d in range(0, head_dim, LANES):
+                    scaled = vector_mul(vector_load(q, position + d, q_kind), vector_of(scale32))
+                    vector_store(queries, row * head_dim + d, scaled, FP32)
+                    vector_store(sums, row * head_dim + d, vector_of(zero), FP32)
+                maxima[row] = minus_infinity
+                totals[row] = zero
+
+            stop = first_position + count
+            start: Any = max(0, first_position + 1 - window) if window > 0 else 0
+            for block_start in range(start - start % _KEY_BLOCK, stop, _KEY_BLOCK):
+                for offset in range(0, _KEY_BLOCK, LANES):
+                    key = block_start + offset
+                    target = values + offset * head_dim * 4
+                    if key >= stop or key + LANES <= start:
+                        for i in range(0, LANES * head_dim, LANES):
+                            vector_store(target, i, vector_of(zero), FP32)
+                        continue
+                    block = np.int64(tables[sequence * table_stride + key // block_size])
+                    index = (block * block_size + key % block_size) * row_stride
+                    index = (index + kv_head * head_dim) * kv_bytes
+                    transpose_rows(
+                        keys + offset * 4,
+                        k_cache + index,
+                        row_stride,
+                        head_dim,
+                        kv_kind,
+                        _KEY_BLOCK,
+                    )
+                    widen_rows(target, v_cache + index, row_stride, head_dim, kv_kind)
+                    # Rows outside the context may hold anything; 0 * NaN would show.
+                    for j in range(LANES):
+                        if key + j >= stop or key + j < start:
+                            for d in range(0, head_dim, LANES):
+                                vector_store(target, j * head_dim + d, vector_of(zero), FP32)
+
+                for row in range(num_rows):
+                    position = first_position + row // group
+                    visible = position + 1 - block_start
+                    hidden: Any = max(0, visible - window) if window > 0 else 0
+                    if visible <= 0 or hidden >= _KEY_BLOCK:
+                        continue
+                    for i in range(0, _KEY_BLOCK, LANES):
+                        vector_store(scores, i, vector_of(zero), FP32)
+                    query = queries + row * head_dim * 4
+                    for d in range(0, head_dim, LANES):
+                        add_weighted_rows(
+                            scores,
+                            query + d * 4,
+                            keys + d * _KEY_BLOCK * 4,
+                            _KEY_BLOCK,
+                            _KEY_BLOCK,
+                            FP32,
+                            LANES,
+                        )
+                    largest = vector_of(minus_infinity)
+                    for i in range(0, _KEY_BLOCK, LANES):
+                        score = vector_load(scores, i, FP32)
+                        if softcap > 0:
+                            power = vector_exp(vector_mul(score, vector_of(two / softcap32)))
+                            fraction = vector_div(vector_of(two), vector_add(power, vector_of(one)))
+                            score = vector_mul(
+                                vector_of(softcap32), vector_sub(vector_of(one), fraction)
+                            )
+                        if visible < _KEY_BLOCK:
+                            score = vector_keep_below(visible - i, score, vector_of(minus_infinity))
+                        if hidden > i:
+                            score = vector_keep_below(hidden - i, vector_of(minus_infinity), score)
+                        vector_store(scores, i, score, FP32)
+                        largest = vector_max(score, largest)
+                    block_largest = vector_largest(largest)
+                    before = maxima[row]
+                    now = before
+                    if not block_largest <= before:
+                        now = block_largest
+                    maxima[row] = now
+                    total = vector_of(zero)
+                    for i in range(0, _KEY_BLOCK, LANES):
+                        score = vector_load(scores, i, FP32)
+                        weight = vector_exp(vector_sub(score, vector_of(now)))
+                        vector_store(scores, i, weight, FP32)
+                        total = vector_add(total, weight)
+                    target = sums + row * head_dim * 4
+                    factor = one
+                    if now != before:
+                        rescale = vector_exp(vector_of(before - now))
+                        factor = vector_largest(rescale)
+                        for d in range(0, head_dim, LANES):
+                            value = vector_mul(vector_load(target, d, FP32), rescale)
+                            vector_store(target, d, value, FP32)
+                    totals[row] = totals[row] * factor + vector_sum(total)
+                    for i in range(0, min(visible, _KEY_BLOCK), LANES):
+                        add_weighted_rows(
+                            target,
+                            scores + i * 4,
+                            values + i * head_dim * 4,
+                            head_dim,
+                            head_dim,
+                            FP32,
+                            LANES,
+                        )
+
+            for row in range(num_rows):
+                total_weight = vector_of(totals[row])
+                factors = vector_of(one)
+                head = first_head + row % group
+                if has_sinks:
+                    sink = pointer_float32(sinks)[head]
+                    largest_score = maxima[row]
+                    if sink > largest_score:
+                        largest_score = sink
+                    factors = vector_exp(vector_of(maxima[row] - largest_score))
+                    total_weight = vector_add(
+                        vector_mul(total_weight, factors),
+                        vector_exp(vector_of(sink - largest_score)),
+                    )
+                token = first_token + first_query + row // group
+                position = token * out_features + head * head_dim
+                for d in range(0, head_dim, LANES):
+                    value = vector_mul(vector_load(sums, row * head_dim + d, FP32), factors)
+                    vector_store(out, position + d, vector_div(value, total_weight), q_kind)
+
+    return compile_worker(attention_prefill)
