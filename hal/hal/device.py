@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -33,7 +33,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectedDevice:
-    """One device that a plug-in claims. `device_id` is unique on a host: "cpu:0" or a PCI address."""
+    """One device that a plug-in claims; `device_id` ("cpu:0", PCI address) is unique on a host."""
 
     device_id: str
     vendor: str
@@ -65,8 +65,13 @@ class DeviceSpec:
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        data["features"] = sorted(self.features)
+        # Not asdict: it copies mappings deeply, which read-only ones do not allow.
+        data = {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "features": sorted(self.features),
+            "peak_flops": dict(self.peak_flops),
+            "attributes": dict(self.attributes),
+            "evidence": {key: asdict(seen) for key, seen in self.evidence.items()},
+        }
         result: dict[str, Any] = json.loads(json.dumps(data, sort_keys=True))
         return result
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hal.candidates import KernelCandidate
 from hal.ops.request import OpRequest, TokenRange
+from hal.reasons import ReasonKind
 from hal.selection import Decision
 
 SCHEMA = "halstack.plan/1"
@@ -22,12 +23,20 @@ SCHEMA = "halstack.plan/1"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSite:
     """A call site of a model. `site` has "*" for the layer number where layers share the request;
-    `layers` lists them; empty for a site outside the layers. ranks: of the group that call it."""
+    `layers` lists them; empty for a site outside the layers. ranks: of the group that call it.
+    Raises ValueError if there is a "*" without layers or layers without a "*"."""
 
     site: str
     request: OpRequest
     layers: tuple[int, ...] = ()
     ranks: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if ("*" in self.site) != bool(self.layers):
+            raise ValueError(
+                f'call site {self.site!r}: required layers where it has "*", '
+                f"found layers {list(self.layers)}"
+            )
 
     def names(self) -> tuple[str, ...]:
         """The names of the single call sites."""
@@ -118,48 +127,53 @@ class Plan:
         return sorted({op.waiver for op in self.ops if op.waiver})
 
 
-# What may differ between two hosts that run the same thing: times, and the memory that is free.
-_VOLATILE = frozenset({"hash", "estimate_us", "evidence", "memory_bandwidth", "peak_flops"})
+# What is measured on a device and may differ between two hosts that run the same thing.
+_MEASURED = frozenset({"evidence", "memory_bandwidth", "peak_flops"})
 
 
 def plan_hash(document: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits of BLAKE2b over the canonical JSON without volatile fields."""
-    canonical = json.dumps(_stable(document), sort_keys=True, separators=(",", ":"))
+    """16 hexadecimal digits of BLAKE2b over the canonical JSON without what is measured.
+
+    Raises ValueError if the document holds a number that is not finite: JSON has none.
+    """
+    stable = {key: value for key, value in document.items() if key != "hash"}
+    stable["devices"] = [_without(device, _MEASURED) for device in document["devices"]]
+    stable["ops"] = [_stable_op(op) for op in document["ops"]]
+    canonical = json.dumps(stable, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
-def _stable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        stable = {k: _stable(v) for k, v in value.items() if k not in _VOLATILE}
-        # Losers are listed by rank and say by how many µs they lost: neither is what will run.
-        if stable.get("kind") == "ranked":
-            return {"kind": "ranked"}
-        if "rejected" in stable:
-            stable["rejected"] = sorted(stable["rejected"], key=lambda loser: str(loser["name"]))
-        return stable
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_stable(v) for v in value]
-    return value
+def _without(data: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key not in keys}
+
+
+def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
+    # Losers are listed by rank and say by how many µs they lost: neither is what will run.
+    losers = sorted(op["rejected"], key=lambda loser: str(loser["name"]))
+    return _without(op, ("estimate_us",)) | {
+        "rejected": [
+            _without(loser, ("estimate_us",))
+            | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}
+            for loser in losers
+        ]
+    }
 
 
 def group_sites(sites: Iterable[tuple[str, int | None, int, OpRequest]]) -> list[OpSite]:
     """Merges (site pattern, layer, rank, request) whose pattern and request are equal.
 
-    The order is that of first appearance.
+    The order is that of first appearance. Layers that other ranks call are another site.
     """
-    layers: dict[tuple[str, OpRequest], dict[int, None]] = {}
-    ranks: dict[tuple[str, OpRequest], dict[int, None]] = {}
+    callers: dict[tuple[str, OpRequest], dict[int | None, dict[int, None]]] = {}
     for pattern, layer, rank, request in sites:
-        members = layers.setdefault((pattern, request), {})
-        if layer is not None:
-            members[layer] = None
-        ranks.setdefault((pattern, request), {})[rank] = None
+        callers.setdefault((pattern, request), {}).setdefault(layer, {})[rank] = None
+    grouped: dict[tuple[str, OpRequest, tuple[int, ...]], list[int]] = {}
+    for (pattern, request), ranks_of in callers.items():
+        for layer, ranks in ranks_of.items():
+            layers = grouped.setdefault((pattern, request, tuple(ranks)), [])
+            if layer is not None:
+                layers.append(layer)
     return [
-        OpSite(
-            site=pattern,
-            request=request,
-            layers=tuple(members),
-            ranks=tuple(ranks[pattern, request]),
-        )
-        for (pattern, request), members in layers.items()
+        OpSite(site=pattern, request=request, layers=tuple(layers), ranks=ranks)
+        for (pattern, request, ranks), layers in grouped.items()
     ]

@@ -96,13 +96,25 @@ class WaiverBook:
 
         `site` may have "*" for the layer number; then only a glob that covers all layers does.
         """
+        return self._look(request, site, device, kind, is_use=True)
+
+    def find(
+        self, request: OpRequest, site: str, device: DeviceSpec, kind: WaiverKind
+    ) -> Waiver | None:
+        """The same without a use: whether a waiver would allow the call is not yet a need of it."""
+        return self._look(request, site, device, kind, is_use=False)
+
+    def _look(
+        self, request: OpRequest, site: str, device: DeviceSpec, kind: WaiverKind, *, is_use: bool
+    ) -> Waiver | None:
         found = None
         for index, waiver in enumerate(self.waivers):
             if not waiver.covers_device(device):
                 continue
             self._applicable.add(index)
             if found is None and waiver.kind == kind and waiver.covers_site(request, site):
-                self._used.add(index)
+                if is_use:
+                    self._used.add(index)
                 found = waiver
         return found
 
@@ -213,8 +225,7 @@ def _check_alone(waiver: Waiver, who: str, today: datetime.date) -> None:
             f"op {waiver.op!r} at component {waiver.component!r}, which is everything",
             "name the op or the component",
         )
-    labels = {f"{op}.{phase}" for op in CATALOGUE for phase in ("prefill", "decode")}
-    names = labels | set(CATALOGUE)
+    names = {label for family in CATALOGUE.values() for label in family.labels()}
     if not any(fnmatchcase(name, waiver.op) for name in names):
         raise WaiverError(
             who, "an op of the catalogue", repr(waiver.op), did_you_mean(waiver.op, names)
