@@ -1,7 +1,7 @@
 """Bound ops: what the engine calls. A callable per call site with a counter per token range.
 
-A call pays for one counter and, where the plan has token ranges, a comparison; selection happened
-long before. Counters never miss a call: `next` of an `itertools.count` is one step of the
+A call pays for one counter and one comparison with the planned sizes; selection happened long
+before. Counters never miss a call: `next` of an `itertools.count` is one step of the
 interpreter, so threads cannot lose one between reading and writing.
 """
 
@@ -11,6 +11,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hal.candidates import Bind, Kernel
@@ -91,7 +92,8 @@ class BoundOps:
             raise BindingError(who, "a call site of the plan", "no such site", f"known: {known}")
         if any(b.site == site and b.planned.site.request.phase == phase for b in self._bound):
             raise BindingError(who, "one binding a site", "it is bound already", "bind it once")
-        kernels = [self._load(who, op, static) for op in planned]
+        _check_ranges(who, planned)
+        kernels = self._kernels(who, planned, static)
         if self._wrap is not None:
             kernels = [
                 self._wrap(site, op.choice.name, kernel)
@@ -101,18 +103,37 @@ class BoundOps:
         self._bound += [
             _Bound(site, op, counter) for op, counter in zip(planned, counters, strict=True)
         ]
-        if len(planned) == 1:
-            return _single(kernels[0], counters[0])
-        return _ranged(who, [op.tokens for op in planned], kernels, counters)
+        ranges = [op.tokens for op in planned]
+        if len(ranges) == 1:
+            return _single(who, ranges[0], kernels[0], counters[0])
+        if len(ranges) == 2:
+            return _two(who, ranges, kernels, counters)
+        return _several(who, ranges, kernels, counters)
 
-    def _load(self, who: str, planned: PlannedOp, static: Mapping[str, Any]) -> Kernel:
+    def _kernels(
+        self, who: str, planned: Sequence[PlannedOp], static: Mapping[str, Any]
+    ) -> list[Kernel]:
+        """One kernel per range; ranges with the same choice share one, which packs once."""
+        kernels: dict[str, Kernel] = {}
+        for name in dict.fromkeys(op.choice.name for op in planned):
+            parts = [op for op in planned if op.choice.name == name]
+            tokens = TokenRange(parts[0].tokens.low, parts[-1].tokens.high)
+            kernels[name] = self._load(who, parts[0], tokens, static)
+        return [kernels[op.choice.name] for op in planned]
+
+    def _load(
+        self, who: str, planned: PlannedOp, tokens: TokenRange, static: Mapping[str, Any]
+    ) -> Kernel:
         choice = planned.choice
         bind = self._loaded.get(choice.name)
         try:
             if bind is None:
                 bind = self._loaded[choice.name] = choice.load()
-            return bind(planned.site.request.with_tokens(planned.tokens), **static)
-        except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+            kernel = bind(planned.site.request.with_tokens(tokens), **static)
+            if not callable(kernel):
+                raise TypeError(f"required a callable kernel, found {type(kernel).__name__}")
+            return kernel
+        except Exception as error:
             raise BindingError(
                 who,
                 f"{choice.name} to load and take the arguments it said it supports",
@@ -141,50 +162,75 @@ class BoundOps:
             )
 
 
-def _single(kernel: Kernel, counter: CallCounter) -> BoundOp:
-    tick = counter.tick
+def _check_ranges(who: str, planned: Sequence[PlannedOp]) -> None:
+    """Two requests under one name would hide each other; a gap would be a call without a plan."""
+    for below, above in pairwise(planned):
+        if below.site != above.site or below.tokens.high + 1 != above.tokens.low:
+            raise BindingError(
+                who,
+                "one request whose token ranges follow each other",
+                f"{below.tokens} and {above.tokens} tokens of {below.site.request.arguments()} "
+                f"and {above.site.request.arguments()}",
+                "give the call sites different names, or plan them again",
+            )
+
+
+def _beyond(who: str, low: int, high: int, num_tokens: int) -> BindingError:
+    return BindingError(
+        who,
+        f"{low} to {high} tokens a call, which is what was planned",
+        str(num_tokens),
+        "plan with limits that cover it (max_num_batched_tokens, max_num_seqs)",
+    )
+
+
+def _single(who: str, tokens: TokenRange, kernel: Kernel, counter: CallCounter) -> BoundOp:
+    tick, low, high = counter.tick, tokens.low, tokens.high
 
     def call(num_tokens: int, *args: Any) -> Any:
+        if not low <= num_tokens <= high:
+            raise _beyond(who, low, high, num_tokens)
         tick()
         return kernel(*args)
 
     return call
 
 
-def _ranged(
+def _two(
+    who: str,
+    ranges: Sequence[TokenRange],
+    kernels: Sequence[Kernel],
+    counters: Sequence[CallCounter],
+) -> BoundOp:
+    low, border, high = ranges[0].low, ranges[0].high, ranges[1].high
+    low_tick, high_tick = (counter.tick for counter in counters)
+    low_kernel, high_kernel = kernels
+
+    def call(num_tokens: int, *args: Any) -> Any:
+        if low <= num_tokens <= border:
+            low_tick()
+            return low_kernel(*args)
+        if border < num_tokens <= high:
+            high_tick()
+            return high_kernel(*args)
+        raise _beyond(who, low, high, num_tokens)
+
+    return call
+
+
+def _several(
     who: str,
     ranges: Sequence[TokenRange],
     kernels: Sequence[Kernel],
     counters: Sequence[CallCounter],
 ) -> BoundOp:
     limits = [r.high for r in ranges]
-    ticks = [counter.tick for counter in counters]
-    if len(ranges) == 2:
-        border = limits[0]
-        low_tick, high_tick = ticks
-        low_kernel, high_kernel = kernels
-
-        def call_two(num_tokens: int, *args: Any) -> Any:
-            if num_tokens <= border:
-                low_tick()
-                return low_kernel(*args)
-            high_tick()
-            return high_kernel(*args)
-
-        return call_two
-
-    # One more entry, so that a call beyond the plan is an error that names the site.
-    def beyond(*args: Any) -> Any:
-        raise BindingError(
-            who,
-            f"at most {limits[-1]} tokens a call",
-            "more",
-            "raise max_num_batched_tokens so that the plan covers it",
-        )
-
-    table = [*zip(ticks, kernels, strict=True), (CallCounter().tick, beyond)]
+    table = [(c.tick, kernel) for c, kernel in zip(counters, kernels, strict=True)]
+    low, high = ranges[0].low, ranges[-1].high
 
     def call(num_tokens: int, *args: Any) -> Any:
+        if not low <= num_tokens <= high:
+            raise _beyond(who, low, high, num_tokens)
         tick, kernel = table[bisect_left(limits, num_tokens)]
         tick()
         return kernel(*args)
