@@ -13,6 +13,9 @@ from ..api import EngineDeadError, QueueFullError, RequestRefusedError
 
 MAX_MESSAGE_LENGTH = 1000
 
+# One for all: json.dumps would make an encoder for every chunk of every stream.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 
 class ApiError(Exception):
     """An answer other than success. `message` is shown to the client: no internals in it."""
@@ -62,8 +65,7 @@ class ClientDisconnected(Exception):
 
 def encode_json(document: Any) -> bytes:
     """Compact UTF-8 JSON. Raises ValueError for NaN and infinities, which JSON cannot carry."""
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8")
+    return _ENCODER.encode(document).encode("utf-8")
 
 
 def invalid(message: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
