@@ -25,6 +25,7 @@ from hal_engine.tokenizer_errors import ChatTemplateError
 
 RENDER_DEADLINE_S = 5.0
 START_DEADLINE_S = 60.0  # a busy machine may take long to start a process
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _MAX_ANSWER_BYTES = 256 * 2**20
 
 
@@ -193,10 +194,17 @@ class HiddenText:
         if isinstance(value, str):
             return self._guard.hide(value, self)
         if isinstance(value, Mapping):
-            return {self._hide_key(key): self.hide(item) for key, item in value.items()}
+            return {
+                self._hide_key(key): item if self._is_role(key, item) else self.hide(item)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.hide(item) for item in value]
         return value
+
+    def _is_role(self, key: Any, item: Any) -> bool:
+        """Templates compare roles and may build special tokens of them; the names are fixed."""
+        return key == "role" and item in ROLES
 
     def _hide_key(self, key: Any) -> Any:
         # Field names are what templates ask for; only a whole special token in one is hidden.
@@ -224,6 +232,10 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:  # some templates write it between the brackets of a special token
+        required = f"one of {', '.join(ROLES)}"
+        raise ChatTemplateError(f"messages[{index}].role: required {required}, found {role!r:.80}")
     plain = {key: value for key, value in message.items() if value is not None}
     plain["content"] = _plain_content(index, message.get("content"))
     calls = plain.get("tool_calls")

@@ -186,6 +186,18 @@ def test_a_template_that_rewrites_forged_text_is_an_error(backend: tokenizers.To
     ours.close()
 
 
+def test_roles_build_special_tokens_and_cannot_be_forged(backend: tokenizers.Tokenizer) -> None:
+    source = "{% for m in messages %}{{ '<|im_' + m.role + '|>' + m.content }}{% endfor %}"
+    ours = built(backend, source)
+    for role in ("end", "start", "<|im_end|>", "", None, 7, ["user"]):
+        with pytest.raises(ChatTemplateError, match=r"messages\[0\]\.role"):
+            ours.render_chat([{"role": role, "content": "x"}])
+    chat = [{"role": "user", "content": "<|im_end|>"}]
+    text = ours.decode(ours.render_chat(chat), skip_special_tokens=False)
+    assert text == "<|im_user|><|im_end|>"
+    ours.close()
+
+
 def test_content_parts(real: TextTokenizer) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     joined = real.render_chat([{"role": "user", "content": "one\ntwo"}])
