@@ -18,6 +18,7 @@ PrecisionName = Literal["auto", "fp32", "bf16", "w8", "w8a8", "w4", "w4a8"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 KvDType = Literal["auto", "float32", "bfloat16"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """The resolved precision of a run. dtype: of activations. notes: remarks for the plan."""
@@ -42,7 +43,7 @@ class Precision:
             return self._four_bits(config, stored)
         if self.name == "auto" and len(stored) == 1:
             kept = FORMATS.get(next(iter(stored)))
-            if kept is not None and not kept.is_dense:
+            if kept is not None and (self.dtype == "float32" or not kept.is_dense):
                 return kept
         return FORMATS[self.dtype]
 
@@ -76,8 +77,8 @@ def resolve_precision(
             dtype = "bfloat16"
         else:
             notes.append(
-                f"weights stored in {config.dtype} run in float32: the device has no matrix unit "
-                f"for {config.dtype}, and widening loses nothing"
+                f"weights stay in {config.dtype} and are widened in the product: the device "
+                f"has no matrix unit for {config.dtype}, so activations are float32"
             )
     if name == "auto":
         notes += _widened_formats(config)

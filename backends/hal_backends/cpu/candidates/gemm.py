@@ -1,29 +1,44 @@
-"""Matrix products on the CPU: generated kernels and torch's own, each with its exact limits."""
+"""Matrix products on the CPU: which implementations there are, each with its exact limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
-from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
+from hal.candidates import Bind, KernelCandidate, Leaf, SemanticNote
 from hal.device import DeviceSpec
-from hal.ops.formats import QuantizedWeight
 from hal.ops.gemm import GemmRequest
 from hal.reasons import Reason
 from hal.tiers import Tier
+from hal_backends.cpu.candidates import gemm_loaders as loaders
 from hal_backends.cpu.limits import any_feature, gather, limit, scope, vector_unit
 from hal_backends.cpu.profile import load_profile
 
-if TYPE_CHECKING:
-    import torch
-
+# Formats by what they do to the activations and whether the weight is dense.
+DENSE = ("float32", "bfloat16", "float16")
+WEIGHT_ONLY = ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
+INT8_ACTIVATIONS = ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8")
 _EPILOGUES = ("none", "silu_gated")
-_FLOAT_FORMATS = ("float32", "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
-_INT8_FORMATS = ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8")
-_MAX_INT8_K = 131071
+_MAX_INT8_K = 131071  # beyond it an int32 sum of int8 products can overflow
 
 Check = Callable[[GemmRequest], Sequence[Reason]]
+
+_BFLOAT16_ACTIVATIONS = SemanticNote(
+    name="bfloat16_activations",
+    text="activations and results are rounded to bfloat16; sums are float32",
+)
+_BFLOAT16_SCALES = SemanticNote(
+    name="bfloat16_scales",
+    text="the scales of the weight are rounded to bfloat16, up to 0.4% of a group's values",
+)
+_FOLDED_MINIMUM = SemanticNote(
+    name="folded_minimum",
+    text="a group's minimum m is stored as m + 8 * scale in bfloat16",
+)
+_INT7_ACTIVATIONS = SemanticNote(
+    name="int7_activations",
+    text="activations are rounded to 7 bits: without VNNI the byte product saturates with 8",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,7 @@ class _Offer:
     check: Check
     load: Callable[[], Bind]
     leaf: tuple[Leaf, ...]
+    notes: tuple[SemanticNote, ...] = ()
 
 
 def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
@@ -58,6 +74,7 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             load=offer.load,
             estimate_us=estimate(offer.name),
             leaf=offer.leaf,
+            semantic_notes=_noting(offer),
             weight_layout=offer.name,
         )
         for offer in _offers(device)
@@ -72,105 +89,157 @@ def _shape(r: GemmRequest, dtypes: Collection[str], formats: Collection[str]) ->
     )
 
 
+def _noting(offer: _Offer) -> Callable[[GemmRequest], Sequence[SemanticNote]]:
+    """The minimum only matters where the format has one."""
+
+    def notes(request: GemmRequest) -> Sequence[SemanticNote]:
+        symmetric = request.weight_format.is_symmetric
+        return [n for n in offer.notes if n is not _FOLDED_MINIMUM or not symmetric]
+
+    return notes
+
+
 def _groups(r: GemmRequest) -> list[Reason]:
     group = r.weight_format.group_size
     return limit("K", r.k, f"a multiple of {group}", is_met=not group or r.k % group == 0)
 
 
-def _load_generated() -> Bind:
-    from hal_kernels.gemm.cpu_generated import bind_generated
-
-    def bind(
-        request: GemmRequest,
-        *,
-        weight: torch.Tensor | QuantizedWeight,
-        bias: torch.Tensor | None = None,
-    ) -> Kernel:
-        return bind_generated(weight, bias, _epilogue(request))
-
-    return bind
-
-
-def _load_generated_int8() -> Bind:
-    from hal_kernels.gemm.cpu_generated_int8 import bind_generated_int8
-
-    def bind(
-        request: GemmRequest, *, weight: QuantizedWeight, bias: torch.Tensor | None = None
-    ) -> Kernel:
-        return bind_generated_int8(weight, bias, _epilogue(request))
-
-    return bind
-
-
-def _epilogue(request: GemmRequest) -> Literal["none", "silu_gated"]:
-    return "silu_gated" if request.epilogue == "silu_gated" else "none"
-
-
-def _load_linear() -> Bind:
-    import torch.nn.functional as functional
-
-    from hal.ops.formats import torch_dtype
-    from hal_kernels.activation.cpu import bind_gated_activation
-
-    def bind(
-        request: GemmRequest, *, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> Kernel:
-        out_dtype = torch_dtype(request.out_dtype or request.dtype)
-        gate = None
-        if request.epilogue == "silu_gated":
-            gate = bind_gated_activation(width=request.n // 2, dtype=torch_dtype(request.dtype))
-
-        def product(x: torch.Tensor) -> torch.Tensor:
-            y = functional.linear(x, weight, bias)
-            return (y if gate is None else gate(y)).to(out_dtype)
-
-        return product
-
-    return bind
-
-
 def _offers(device: DeviceSpec) -> Sequence[_Offer]:
+    return (*_dense(device), *_weight_only(device), *_int8_activations(device))
+
+
+def _dense(device: DeviceSpec) -> Sequence[_Offer]:
+    mm = (Leaf(kind="aten_op", name="aten::mm"), Leaf(kind="aten_op", name="aten::addmm"))
     return (
         _Offer(
             name="cpu.gemm.jit",
             tier=Tier.NATIVE,
-            summary="generated for this instruction set; weights widened in registers",
+            summary="generated for this instruction set; weights widened in registers, exactly",
             check=lambda r: gather(
-                _shape(r, ("float32",), _FLOAT_FORMATS), vector_unit(device), _groups(r)
+                _shape(r, ("float32",), (*DENSE, *WEIGHT_ONLY)), vector_unit(device), _groups(r)
             ),
-            load=_load_generated,
+            load=loaders.load_generated,
             leaf=(Leaf(kind="instruction", name="vfmadd231ps"),),
         ),
         _Offer(
-            name="cpu.gemm.jit_int8",
+            name="cpu.gemm.onednn_fp32",
             tier=Tier.NATIVE,
-            summary="generated integer dot products, activations rounded per token",
-            check=lambda r: gather(
-                _shape(r, ("float32",), _INT8_FORMATS),
-                vector_unit(device),
-                _groups(r),
-                limit("K", r.k, f"at most {_MAX_INT8_K}", is_met=r.k <= _MAX_INT8_K),
-            ),
-            load=_load_generated_int8,
-            leaf=(Leaf(kind="instruction", name="vpdpbusd or vpmaddubsw"),),
+            summary="oneDNN with a packed weight; silu and the gate fused",
+            check=lambda r: gather(_shape(r, ("float32",), ("float32",)), vector_unit(device)),
+            load=loaders.load_onednn,
+            leaf=(Leaf(kind="aten_op", name="mkldnn::_linear_pointwise"),),
         ),
         _Offer(
             name="cpu.gemm.linear_fp32",
             tier=Tier.NATIVE,
             summary="torch's F.linear in float32 (MKL)",
             check=lambda r: gather(_shape(r, ("float32",), ("float32",)), vector_unit(device)),
-            load=_load_linear,
-            leaf=(Leaf(kind="aten_op", name="aten::mm"), Leaf(kind="aten_op", name="aten::addmm")),
+            load=loaders.load_linear,
+            leaf=mm,
         ),
         _Offer(
-            name="cpu.gemm.linear_bf16",
+            name="cpu.gemm.onednn_bf16",
             tier=Tier.NATIVE,
-            summary="torch's F.linear in bfloat16 (oneDNN) on the CPU's bfloat16 unit",
+            summary="oneDNN with a packed weight on the CPU's bfloat16 unit",
             check=lambda r: gather(
                 _shape(r, ("bfloat16",), ("bfloat16",)),
                 any_feature(device, "amx_bf16", "avx512_bf16"),
             ),
-            load=_load_linear,
-            leaf=(Leaf(kind="aten_op", name="aten::mm"), Leaf(kind="aten_op", name="aten::addmm")),
+            load=loaders.load_onednn,
+            leaf=(Leaf(kind="aten_op", name="mkldnn::_linear_pointwise"),),
+        ),
+        _Offer(
+            name="cpu.gemm.linear_bf16",
+            tier=Tier.NATIVE,
+            summary="torch's F.linear on the CPU's bfloat16 unit",
+            check=lambda r: gather(
+                _shape(r, ("bfloat16",), ("bfloat16",)),
+                any_feature(device, "amx_bf16", "avx512_bf16"),
+            ),
+            load=loaders.load_linear,
+            leaf=mm,
+        ),
+    )
+
+
+def _weight_only(device: DeviceSpec) -> Sequence[_Offer]:
+    """torch's packed kernels. They round to bfloat16, which nothing but the user may choose."""
+    dtypes = ("float32", "bfloat16")
+    return (
+        _Offer(
+            name="cpu.gemm.int8pack",
+            tier=Tier.TUNED,
+            summary="torch's packed int8 weight-only product",
+            check=lambda r: _shape(r, dtypes, ("int8_channel",)),
+            load=loaders.load_int8pack,
+            leaf=(Leaf(kind="aten_op", name="aten::_weight_int8pack_mm"),),
+            notes=(_BFLOAT16_ACTIVATIONS, _BFLOAT16_SCALES),
+        ),
+        _Offer(
+            name="cpu.gemm.int4pack",
+            tier=Tier.TUNED,
+            summary="torch's packed int4 weight-only product",
+            check=lambda r: gather(
+                _shape(r, dtypes, ("int4_g32", "int4_g32_asym")),
+                limit("N", r.n, "a multiple of 16", is_met=r.n % 16 == 0),
+                _groups(r),
+            ),
+            load=loaders.load_int4pack,
+            leaf=(Leaf(kind="aten_op", name="aten::_weight_int4pack_mm_for_cpu"),),
+            notes=(_BFLOAT16_ACTIVATIONS, _BFLOAT16_SCALES, _FOLDED_MINIMUM),
+        ),
+    )
+
+
+def _int8_activations(device: DeviceSpec) -> Sequence[_Offer]:
+    fbgemm = (
+        Leaf(kind="aten_op", name="quantized::linear_with_input_q_dq_qweight_dq_output_fp32"),
+    )
+    return (
+        _Offer(
+            name="cpu.gemm.jit_int8",
+            tier=Tier.NATIVE,
+            summary="generated integer dot products, activations rounded per token",
+            check=lambda r: gather(
+                _shape(r, ("float32",), INT8_ACTIVATIONS),
+                vector_unit(device),
+                _groups(r),
+                limit("K", r.k, f"at most {_MAX_INT8_K}", is_met=r.k <= _MAX_INT8_K),
+            ),
+            load=loaders.load_generated_int8,
+            leaf=(Leaf(kind="instruction", name="vpdpbusd or vpmaddubsw"),),
+        ),
+        _Offer(
+            name="cpu.gemm.onednn_int8",
+            tier=Tier.NATIVE,
+            summary="oneDNN's int8 product (AMX or VNNI), activations rounded per token",
+            check=lambda r: gather(
+                _shape(r, ("float32",), ("int8_channel_a8",)),
+                vector_unit(device),
+                any_feature(device, "amx_int8", "avx512_vnni", "avx_vnni"),
+            ),
+            load=loaders.load_onednn_int8,
+            leaf=(Leaf(kind="aten_op", name="onednn::qlinear_pointwise"),),
+        ),
+        _Offer(
+            name="cpu.gemm.fbgemm_int8",
+            tier=Tier.NATIVE,
+            summary="FBGEMM's int8 product (VNNI), activations normalised and rounded per token",
+            check=lambda r: gather(
+                _shape(r, ("float32",), ("int8_channel_a8",)), any_feature(device, "avx512_vnni")
+            ),
+            load=loaders.load_fbgemm(8),
+            leaf=fbgemm,
+        ),
+        _Offer(
+            name="cpu.gemm.fbgemm_int7",
+            tier=Tier.TUNED,
+            summary="FBGEMM's int8 product without VNNI: activations rounded to 7 bits",
+            check=lambda r: gather(
+                _shape(r, ("float32",), ("int8_channel_a8",)), vector_unit(device)
+            ),
+            load=loaders.load_fbgemm(7),
+            leaf=fbgemm,
+            notes=(_INT7_ACTIVATIONS,),
         ),
     )
