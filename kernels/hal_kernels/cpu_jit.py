@@ -114,6 +114,16 @@ def compile_worker(
     return CompiledWorker(function.__qualname__, int(compiled.address), compiled)
 
 
+@functools.cache
+def codegen_features() -> str:
+    """LLVM's features of the CPU that code is compiled for, as "+avx2,-avx512f,...".
+
+    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES change it (both are needed to compile for a smaller CPU).
+    """
+    target: Any = numba.core.registry.cpu_target
+    return str(target.target_context.codegen().magic_tuple()[2])
+
+
 def worker_helper(function: Callable[..., Any]) -> Any:
     """A function that workers of the same file may call; compiled with the first that does."""
     return numba.njit(error_model="numpy")(function)

@@ -18,7 +18,12 @@ import numpy as np
 import torch
 
 from hal_kernels.attention.cpu_decode import AttentionKernel, check_attention_arguments
-from hal_kernels.attention.cpu_tiles import add_weighted_rows, transpose_rows, widen_rows
+from hal_kernels.attention.cpu_tiles import (
+    TILE_TOTALS,
+    add_weighted_tile,
+    transpose_rows,
+    widen_rows,
+)
 from hal_kernels.cpu_intrinsics import (
     pointer_float32,
     pointer_int32,
@@ -140,9 +145,10 @@ def _compile_prefill(
     kv_bytes = ELEMENT_BYTES[kv_kind]
     row_stride = num_kv_heads * head_dim
     max_rows = tile_tokens * group
-    rows_bytes = max_rows * head_dim * 4
+    # Rows are taken four at a time; those after the last one compute what nobody reads.
+    rows_bytes = (max_rows + TILE_TOTALS - 1) // TILE_TOTALS * TILE_TOTALS * head_dim * 4
     keys_bytes = _KEY_BLOCK * head_dim * 4
-    scores_bytes = _KEY_BLOCK * 4
+    scores_bytes = TILE_TOTALS * _KEY_BLOCK * 4
     softmax_bytes = max_rows * 4
     out_features = num_kv_heads * group * head_dim
     scale32 = np.float32(scale)
@@ -221,69 +227,81 @@ def _compile_prefill(
                             for d in range(0, head_dim, LANES):
                                 vector_store(target, j * head_dim + d, vector_of(zero), FP32)
 
-                for row in range(num_rows):
-                    position = first_position + row // group
-                    visible = position + 1 - block_start
-                    hidden: Any = max(0, visible - window) if window > 0 else 0
-                    if visible <= 0 or hidden >= _KEY_BLOCK:
+                for first_row in range(0, num_rows, TILE_TOTALS):
+                    end_row = min(first_row + TILE_TOTALS, num_rows)
+                    most_visible = first_position + (end_row - 1) // group + 1 - block_start
+                    if most_visible <= 0:
                         continue
-                    for i in range(0, _KEY_BLOCK, LANES):
+                    for i in range(0, TILE_TOTALS * _KEY_BLOCK, LANES):
                         vector_store(scores, i, vector_of(zero), FP32)
-                    query = queries + row * head_dim * 4
                     for d in range(0, head_dim, LANES):
-                        add_weighted_rows(
+                        add_weighted_tile(
                             scores,
-                            query + d * 4,
+                            _KEY_BLOCK,
+                            queries + (first_row * head_dim + d) * 4,
+                            head_dim,
                             keys + d * _KEY_BLOCK * 4,
                             _KEY_BLOCK,
-                            _KEY_BLOCK,
-                            FP32,
                             LANES,
                         )
-                    largest = vector_of(minus_infinity)
-                    for i in range(0, _KEY_BLOCK, LANES):
-                        score = vector_load(scores, i, FP32)
-                        if softcap > 0:
-                            power = vector_exp(vector_mul(score, vector_of(two / softcap32)))
-                            fraction = vector_div(vector_of(two), vector_add(power, vector_of(one)))
-                            score = vector_mul(
-                                vector_of(softcap32), vector_sub(vector_of(one), fraction)
-                            )
-                        if visible < _KEY_BLOCK:
-                            score = vector_keep_below(visible - i, score, vector_of(minus_infinity))
-                        if hidden > i:
-                            score = vector_keep_below(hidden - i, vector_of(minus_infinity), score)
-                        vector_store(scores, i, score, FP32)
-                        largest = vector_max(score, largest)
-                    block_largest = vector_largest(largest)
-                    before = maxima[row]
-                    now = before
-                    if not block_largest <= before:
-                        now = block_largest
-                    maxima[row] = now
-                    total = vector_of(zero)
-                    for i in range(0, _KEY_BLOCK, LANES):
-                        score = vector_load(scores, i, FP32)
-                        weight = vector_exp(vector_sub(score, vector_of(now)))
-                        vector_store(scores, i, weight, FP32)
-                        total = vector_add(total, weight)
-                    target = sums + row * head_dim * 4
-                    factor = one
-                    if now != before:
-                        rescale = vector_exp(vector_of(before - now))
-                        factor = vector_largest(rescale)
-                        for d in range(0, head_dim, LANES):
-                            value = vector_mul(vector_load(target, d, FP32), rescale)
-                            vector_store(target, d, value, FP32)
-                    totals[row] = totals[row] * factor + vector_sum(total)
-                    for i in range(0, min(visible, _KEY_BLOCK), LANES):
-                        add_weighted_rows(
-                            target,
+                    for row in range(first_row, end_row):
+                        weights = scores + (row - first_row) * _KEY_BLOCK * 4
+                        visible = first_position + row // group + 1 - block_start
+                        hidden: Any = max(0, visible - window) if window > 0 else 0
+                        if visible <= 0 or hidden >= _KEY_BLOCK:
+                            for i in range(0, _KEY_BLOCK, LANES):
+                                vector_store(weights, i, vector_of(zero), FP32)
+                            continue
+                        largest = vector_of(minus_infinity)
+                        for i in range(0, _KEY_BLOCK, LANES):
+                            score = vector_load(weights, i, FP32)
+                            if softcap > 0:
+                                power = vector_exp(vector_mul(score, vector_of(two / softcap32)))
+                                fraction = vector_div(
+                                    vector_of(two), vector_add(power, vector_of(one))
+                                )
+                                score = vector_mul(
+                                    vector_of(softcap32), vector_sub(vector_of(one), fraction)
+                                )
+                            if visible < _KEY_BLOCK:
+                                score = vector_keep_below(
+                                    visible - i, score, vector_of(minus_infinity)
+                                )
+                            if hidden > i:
+                                score = vector_keep_below(
+                                    hidden - i, vector_of(minus_infinity), score
+                                )
+                            vector_store(weights, i, score, FP32)
+                            largest = vector_max(score, largest)
+                        block_largest = vector_largest(largest)
+                        before = maxima[row]
+                        now = before
+                        if not block_largest <= before:
+                            now = block_largest
+                        maxima[row] = now
+                        total = vector_of(zero)
+                        for i in range(0, _KEY_BLOCK, LANES):
+                            score = vector_load(weights, i, FP32)
+                            weight = vector_exp(vector_sub(score, vector_of(now)))
+                            vector_store(weights, i, weight, FP32)
+                            total = vector_add(total, weight)
+                        target = sums + row * head_dim * 4
+                        factor = one
+                        if now != before:
+                            rescale = vector_exp(vector_of(before - now))
+                            factor = vector_largest(rescale)
+                            for d in range(0, head_dim, LANES):
+                                value = vector_mul(vector_load(target, d, FP32), rescale)
+                                vector_store(target, d, value, FP32)
+                        totals[row] = totals[row] * factor + vector_sum(total)
+                    for i in range(0, min(most_visible, _KEY_BLOCK), LANES):
+                        add_weighted_tile(
+                            sums + first_row * head_dim * 4,
+                            head_dim,
                             scores + i * 4,
+                            _KEY_BLOCK,
                             values + i * head_dim * 4,
                             head_dim,
-                            head_dim,
-                            FP32,
                             LANES,
                         )
 

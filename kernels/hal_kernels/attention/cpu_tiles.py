@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from hal_kernels.cpu_intrinsics import intrinsic
+from hal_kernels.cpu_jit import codegen_features
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -27,6 +28,8 @@ from hal_kernels.cpu_simd import (
 
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
+# Totals that add_weighted_tile works on together.
+TILE_TOTALS = 4
 # Accumulators that fit beside the operands in the 16 registers of AVX2 (two a vector).
 _ACCUMULATORS = 4
 
@@ -102,6 +105,59 @@ def add_weighted_rows(
 
 
 @intrinsic
+def add_weighted_tile(
+    typing_context: Any,
+    totals: Any,
+    totals_stride: Any,
+    weights: Any,
+    weights_stride: Any,
+    rows: Any,
+    width: Any,
+    num_rows: Any,
+) -> Any:
+    """``add_weighted_rows`` for 4 neighbouring totals and weights, all fp32.
+
+    totals[t, width] += weights[t, r] * rows[r, width]. A loaded row serves the four; their 4 to
+    16 independent sums hide the latency of the multiply-add.
+    """
+    num_vectors = width.literal_value // LANES
+    total_stride, weight_stride = totals_stride.literal_value, weights_stride.literal_value
+    count = num_rows.literal_value
+    vectors_per_pass = max(1, _tile_accumulators() // TILE_TOTALS)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for first in range(0, num_vectors, vectors_per_pass):
+            vectors = range(first, min(first + vectors_per_pass, num_vectors))
+            slots = [(t, i) for t in range(TILE_TOTALS) for i in vectors]
+            sums = {
+                (t, i): emit_load(builder, args[0], _INT64(t * total_stride + LANES * i), FP32)
+                for t, i in slots
+            }
+            for row in range(count):
+                values = {
+                    i: emit_load(
+                        builder, args[2], _INT64(row * num_vectors * LANES + LANES * i), FP32
+                    )
+                    for i in vectors
+                }
+                for t in range(TILE_TOTALS):
+                    weight = _broadcast_load(builder, args[1], t * weight_stride + row)
+                    for i in vectors:
+                        sums[t, i] = emit_fma(builder, weight, values[i], sums[t, i])
+            for t, i in slots:
+                index = _INT64(t * total_stride + LANES * i)
+                emit_store(builder, args[0], index, sums[t, i], FP32)
+        return context.get_dummy_value()
+
+    signature = types.void(
+        types.int64, totals_stride, types.int64, weights_stride, types.int64, width, num_rows
+    )
+    return signature, lambda context, builder, sig, args: codegen(
+        context, builder, sig, (args[0], args[2], args[4])
+    )
+
+
+@intrinsic
 def widen_rows(
     typing_context: Any, target: Any, rows: Any, stride: Any, head_dim: Any, kind: Any
 ) -> Any:
@@ -174,6 +230,12 @@ def prefetch_rows(typing_context: Any, rows: Any, stride: Any, head_dim: Any, ki
         return context.get_dummy_value()
 
     return types.void(types.int64, stride, head_dim, kind), codegen
+
+
+def _tile_accumulators() -> int:
+    """Vectors that fit in half the registers: 32 of one vector (AVX-512) or 16 of half a one."""
+    features = codegen_features()
+    return 16 if "+avx512f" in features else 4
 
 
 def _broadcast_load(builder: Any, address: Any, index: int) -> Any:
