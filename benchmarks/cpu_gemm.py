@@ -1,0 +1,223 @@
+"""Times every CPU GEMM candidate side by side, by weight shape and number of rows.
+
+    python benchmarks/cpu_gemm.py                       # SmolLM2-135M's weights, wall clock
+    python benchmarks/cpu_gemm.py --shapes 1536x576 --rows 1,8,16 --formats int4_g32
+    python benchmarks/cpu_gemm.py --json gemm.json      # the measurements, for the selection
+
+Calls go round over copies of a weight, so that it comes from memory as in a decode step and not
+from the cache. On a machine that others use too, `--clock thread` counts the CPU time of one thread
+instead of the wall time of all: slower than a quiet machine, but comparable between candidates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hal.ops.formats import FORMATS, QuantizedWeight
+from hal_kernels.gemm import cpu_dense, cpu_w8a8, cpu_weight_only
+from hal_kernels.gemm.cpu_generated import bind_generated
+from hal_kernels.gemm.cpu_generated_int8 import bind_generated_int8
+from hal_kernels.gemm.gguf_formats import quantize_int8_channel
+from hal_kernels.gemm.isa import cpu_flags, jit_requirements
+
+# qkv, o, gate_up, down and lm_head of SmolLM2-135M; the last is its gate or up alone.
+SHAPES = "960x576,576x576,3072x576,576x1536,49152x576,1536x576"
+ROWS = "1,2,4,8,16,32,64,128,256,512"
+PROFILE_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512vnni", "avxvnni", "avx512bf16",
+                 "amx-bf16", "amx-int8")  # fmt: skip
+
+Kernel = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One implementation for one weight format; ``requirements`` empty means that it can run."""
+
+    name: str
+    weight_format: str
+    dtype: str
+    bind: Callable[[Any], Kernel]
+    requirements: list[tuple[str, str, str]]
+
+
+def candidates() -> list[Candidate]:
+    """Every implementation of this package, whether it can run here or not."""
+    jit = jit_requirements()
+    bfloat16 = cpu_dense.bfloat16_requirements()
+    onednn = cpu_dense.onednn_requirements()
+    linear, packed = cpu_dense.bind_linear, cpu_dense.bind_onednn
+    result = [
+        Candidate("torch_linear", "float32", "float32", linear, []),
+        Candidate("onednn_packed", "float32", "float32", packed, onednn),
+        Candidate("torch_linear", "bfloat16", "bfloat16", linear, bfloat16),
+        Candidate("onednn_packed", "bfloat16", "bfloat16", packed, bfloat16 + onednn),
+        Candidate("torch_int8pack", "int8_channel", "float32", cpu_weight_only.bind_int8pack,
+                  cpu_weight_only.int8pack_requirements()),
+        Candidate("torch_int4pack", "int4_g32", "float32", cpu_weight_only.bind_int4pack,
+                  cpu_weight_only.int4pack_requirements()),
+        Candidate("torch_int4pack", "int4_g32_asym", "float32", cpu_weight_only.bind_int4pack,
+                  cpu_weight_only.int4pack_requirements()),
+        Candidate("fbgemm", "int8_channel_a8", "float32", cpu_w8a8.bind_fbgemm,
+                  cpu_w8a8.fbgemm_requirements(8)),
+        Candidate("fbgemm_7bit", "int8_channel_a8", "float32",
+                  lambda weight: cpu_w8a8.bind_fbgemm(weight, bits=7),
+                  cpu_w8a8.fbgemm_requirements(7)),
+        Candidate("onednn_int8", "int8_channel_a8", "float32", cpu_w8a8.bind_onednn_int8,
+                  cpu_w8a8.onednn_requirements()),
+    ]  # fmt: skip
+    for name in ("float32", "bfloat16", "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym"):
+        result.append(Candidate("generated", name, "float32", bind_generated, jit))
+    for name in ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8"):
+        result.append(Candidate("generated", name, "float32", bind_generated_int8, jit))
+    return result
+
+
+def random_weight(name: str, n: int, k: int) -> torch.Tensor | QuantizedWeight:
+    """A weight [n, k] of the format with random values."""
+    weight_format = FORMATS[name]
+    if weight_format.is_dense:
+        return torch.randn(n, k).to(getattr(torch, name))
+    if not weight_format.group_size:
+        return quantize_int8_channel(torch.randn(n, k), format_name=name)
+    shape = (n, k // weight_format.group_size)
+    scale = (torch.rand(shape) * 0.05 + 0.001).half()
+    if weight_format.bits == 8:
+        data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+    else:
+        data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    minimum = None if weight_format.is_symmetric else -8 * scale
+    return QuantizedWeight(format=weight_format, data=data, scale=scale, minimum=minimum)
+
+
+def measure(
+    kernels: list[Kernel], x: torch.Tensor, clock: Callable[[], float], budget_s: float
+) -> float:
+    """Microseconds of a call: the best round over the kernels within the budget."""
+    for kernel in kernels[:2]:
+        kernel(x)
+    start = clock()
+    kernels[-1](x)
+    once = max(clock() - start, 1e-6)
+    count = min(len(kernels), max(2, math.ceil(budget_s / 4 / once)))
+    rounds = max(1, min(5, math.ceil(budget_s / (count * once))))
+    best = math.inf
+    for _ in range(rounds):
+        start = clock()
+        for kernel in kernels[:count]:
+            kernel(x)
+        best = min(best, (clock() - start) / count)
+    return best * 1e6
+
+
+def measure_candidate(
+    candidate: Candidate, n: int, k: int, rows: list[int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One record for each number of rows."""
+    size = FORMATS[candidate.weight_format].weight_bytes(n, k)
+    copies = max(1, min(options.max_copies, math.ceil(options.rotate_mib * 2**20 / size)))
+    weight = random_weight(candidate.weight_format, n, k)
+    # Binding packs into new memory; torch_linear keeps the tensor, so it gets its own each time.
+    kernels = [candidate.bind(weight)] + [
+        candidate.bind(
+            random_weight(candidate.weight_format, n, k) if i % 8 == 0 else _copy(weight)
+        )
+        for i in range(copies - 1)
+    ]
+    clock = time.thread_time if options.clock == "thread" else time.perf_counter
+    records = []
+    for count in rows:
+        x = torch.randn(count, k).to(getattr(torch, candidate.dtype))
+        records.append(
+            {
+                "candidate": candidate.name,
+                "weight_format": candidate.weight_format,
+                "dtype": candidate.dtype,
+                "n": n,
+                "k": k,
+                "rows": count,
+                "us": round(measure(kernels, x, clock, options.budget_ms / 1e3), 1),
+            }
+        )
+    return records
+
+
+def _copy(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
+    return weight.clone() if isinstance(weight, torch.Tensor) else weight
+
+
+def print_table(records: list[dict[str, Any]], rows: list[int]) -> None:
+    """µs by rows, one line a candidate."""
+    by_line: dict[str, dict[int, float]] = {}
+    for record in records:
+        line = f"{record['weight_format']:17} {record['candidate']}"
+        by_line.setdefault(line, {})[record["rows"]] = record["us"]
+    for line, times in by_line.items():
+        cells = "".join(f"{times[count]:9.0f}" for count in rows)
+        print(f"  {line:34}{cells}", flush=True)
+
+
+def profile_header(options: argparse.Namespace) -> dict[str, Any]:
+    """What the measurements hold for."""
+    return {
+        "schema": 1,
+        "cpu_flags": [flag for flag in PROFILE_FLAGS if flag in cpu_flags()],
+        "threads": torch.get_num_threads(),
+        "clock": options.clock,
+        "torch": str(torch.__version__),
+        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="CPU GEMM candidates, microseconds a call.")
+    parser.add_argument("--shapes", default=SHAPES, help="NxK,NxK,...")
+    parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--formats", default="", help="weight formats, default: all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=["wall", "thread"], default="wall")
+    parser.add_argument(
+        "--rotate-mib", type=float, default=400, help="bytes of weights in rotation"
+    )
+    parser.add_argument("--max-copies", type=int, default=120)
+    parser.add_argument("--budget-ms", type=float, default=400, help="time for one number")
+    parser.add_argument("--json", type=Path, default=None)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1 if options.clock == "thread" else options.threads)
+    rows = [int(count) for count in options.rows.split(",")]
+    wanted = set(options.formats.split(",")) if options.formats else set(FORMATS)
+    header = profile_header(options)
+    print(" ".join(f"{name}={value}" for name, value in header.items()))
+    records: list[dict[str, Any]] = []
+    for shape in options.shapes.split(","):
+        n, k = (int(size) for size in shape.split("x"))
+        print(f"{shape}: µs at rows".ljust(36) + "".join(f"{count:9d}" for count in rows))
+        for candidate in candidates():
+            if candidate.weight_format not in wanted:
+                continue
+            if candidate.requirements:
+                reasons = "; ".join(f"{w}: {r}, found {f}" for w, r, f in candidate.requirements)
+                print(f"  {candidate.weight_format:17} {candidate.name}: not here ({reasons})")
+                continue
+            with torch.inference_mode():
+                measured = measure_candidate(candidate, n, k, rows, options)
+            print_table(measured, rows)
+            records += measured
+        if options.json:
+            options.json.write_text(json.dumps({**header, "measurements": records}, indent=0))
+
+
+if __name__ == "__main__":
+    main()

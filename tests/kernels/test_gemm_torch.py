@@ -1,0 +1,130 @@
+"""The GEMM candidates of torch's libraries against float64 products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hal.ops.formats import FORMATS, QuantizedWeight
+from hal.ops.gemm import apply_epilogue
+from hal_kernels.gemm import cpu_dense, cpu_w8a8, cpu_weight_only
+from hal_kernels.gemm.gguf_formats import quantize_int8_channel
+
+EPILOGUES = ["none", "silu", "silu_gated"]
+ROWS = (1, 3, 17)
+
+
+def check(
+    kernel: Callable[[torch.Tensor], torch.Tensor],
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    epilogue: str,
+    *,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Compare with float64; tolerance relative to the largest result."""
+    for rows in ROWS:
+        x = torch.randn(rows, weight.shape[1]).to(dtype)
+        y = x.double() @ weight.double().T + bias.double()
+        reference = apply_epilogue(epilogue, y)  # type: ignore[arg-type]
+        result = kernel(x)
+        assert result.dtype == dtype
+        error = (result.double() - reference).abs().max() / reference.abs().max()
+        assert error < tolerance, f"{rows} rows: relative error {error:.1e}"
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", ["linear", "onednn"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)], ids=str
+)
+def test_dense(name: str, dtype: torch.dtype, tolerance: float, epilogue: str) -> None:
+    weight, bias = torch.randn(70, 101).to(dtype), torch.randn(70).to(dtype)
+    bind = cpu_dense.bind_linear if name == "linear" else cpu_dense.bind_onednn
+    with torch.inference_mode():
+        kernel = bind(weight, bias, epilogue)  # type: ignore[arg-type]
+        check(kernel, weight, bias, epilogue, dtype=dtype, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_int8pack(dtype: torch.dtype, epilogue: str) -> None:
+    weight, bias = quantize_int8_channel(torch.randn(64, 96)), torch.randn(64).to(dtype)
+    kernel = cpu_weight_only.bind_int8pack(weight, bias, epilogue)  # type: ignore[arg-type]
+    check(kernel, weight.dequantize(), bias, epilogue, dtype=dtype, tolerance=3e-2)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", ["int4_g32", "int4_g32_asym"])
+def test_int4pack(name: str, epilogue: str) -> None:
+    n, k = 64, 96
+    scale = (torch.rand(n, k // 32) * 0.1 + 0.01).half()
+    weight = QuantizedWeight(
+        format=FORMATS[name],
+        data=torch.randint(0, 256, (n, k // 2), dtype=torch.uint8),
+        scale=scale,
+        minimum=-8 * scale if name == "int4_g32_asym" else None,
+    )
+    bias = torch.randn(n)
+    kernel = cpu_weight_only.bind_int4pack(weight, bias, epilogue)  # type: ignore[arg-type]
+    check(kernel, weight.dequantize(), bias, epilogue, dtype=torch.float32, tolerance=3e-2)
+
+
+def test_int4pack_refuses_odd_widths() -> None:
+    weight = QuantizedWeight(
+        format=FORMATS["int4_g32"],
+        data=torch.zeros((24, 16), dtype=torch.uint8),
+        scale=torch.ones((24, 1), dtype=torch.float16),
+    )
+    with pytest.raises(ValueError, match="multiple of 16"):
+        cpu_weight_only.bind_int4pack(weight)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("name", ["fbgemm8", "fbgemm7", "onednn"])
+def test_w8a8(name: str, epilogue: str) -> None:
+    missing = {
+        "fbgemm8": cpu_w8a8.fbgemm_requirements(8),
+        "fbgemm7": cpu_w8a8.fbgemm_requirements(7),
+        "onednn": cpu_w8a8.onednn_requirements(),
+    }[name]
+    if missing:
+        pytest.skip(str(missing))
+    weight = quantize_int8_channel(torch.randn(64, 96), format_name="int8_channel_a8")
+    bias = torch.randn(64)
+    if name == "onednn":
+        kernel = cpu_w8a8.bind_onednn_int8(weight, bias, epilogue)  # type: ignore[arg-type]
+    else:
+        kernel = cpu_w8a8.bind_fbgemm(weight, bias, epilogue, bits=int(name[-1]))  # type: ignore[arg-type]
+    # The rounding of the activations is the error: half a step of 1/127 or 1/63 of the peak.
+    tolerance = 6e-2 if name == "fbgemm7" else 3e-2
+    check(kernel, weight.dequantize(), bias, epilogue, dtype=torch.float32, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", ["fbgemm7", "onednn"])
+def test_w8a8_rows_do_not_depend_on_their_neighbours(name: str) -> None:
+    if name == "onednn" and cpu_w8a8.onednn_requirements():
+        pytest.skip(str(cpu_w8a8.onednn_requirements()))
+    weight = quantize_int8_channel(torch.randn(64, 96), format_name="int8_channel_a8")
+    kernel = (
+        cpu_w8a8.bind_onednn_int8(weight)
+        if name == "onednn"
+        else cpu_w8a8.bind_fbgemm(weight, bits=7)
+    )
+    x = torch.randn(7, 96) * torch.logspace(-4, 4, 7)[:, None]
+    together = kernel(x)
+    for row in range(7):
+        torch.testing.assert_close(kernel(x[row : row + 1]), together[row : row + 1])
+
+
+def test_fbgemm_takes_zero_rows() -> None:
+    weight = quantize_int8_channel(torch.randn(16, 32), format_name="int8_channel_a8")
+    x = torch.randn(3, 32)
+    x[1] = 0
+    y = cpu_w8a8.bind_fbgemm(weight, bits=7)(x)
+    assert y.isfinite().all()
+    assert (y[1] == 0).all()
+    assert (y[0] != 0).any()
