@@ -8,17 +8,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import AsyncEngine
-from . import health
-from .auth import ApiKeyMiddleware, resolve_api_key
-from .chat import chat_completions
-from .completions import completions
-from .config import ServerConfig
-from .embeddings import embeddings
-from .limits import LimitsMiddleware
-from .metrics import ServerMetrics
-from .request_context import RequestContextMiddleware
-from .state import ServerState
+from hal_engine.api import AsyncEngine
+from hal_engine.server import health
+from hal_engine.server.auth import ApiKeyMiddleware, LoopbackHostMiddleware, resolve_api_key
+from hal_engine.server.chat import chat_completions
+from hal_engine.server.completions import completions
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.embeddings import embeddings
+from hal_engine.server.limits import LimitsMiddleware
+from hal_engine.server.metrics import ServerMetrics
+from hal_engine.server.request_context import RequestContextMiddleware
+from hal_engine.server.state import ServerState
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
@@ -43,6 +43,9 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     app.add_middleware(LimitsMiddleware, state=state)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key, open_paths=_open_paths(config))
+    elif config.is_loopback:
+        hosts = frozenset(host.lower() for host in config.allowed_hosts)
+        app.add_middleware(LoopbackHostMiddleware, allowed_hosts=hosts)
     app.add_middleware(RequestContextMiddleware, state=state)
     if config.cors_allowed_origins:
         app.add_middleware(

@@ -1,21 +1,23 @@
-"""API key: `Authorization: Bearer KEY`, compared in constant time, never logged.
+"""Who may call: the API key (`Authorization: Bearer KEY`), or else this machine's own programs.
 
-The key comes from the setting `api_key` (as a variable: HAL_SERVE_API_KEY) or `api_key_file`.
+The key is compared in constant time and never logged. It comes from the setting `api_key` (as a
+variable: HAL_SERVE_API_KEY) or `api_key_file`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hal.errors import SettingsError
-
-from .config import ServerConfig
-from .errors import ApiError
+from hal_engine.server.config import ServerConfig, is_loopback_name
+from hal_engine.server.errors import ApiError
 
 _MAX_KEY_LENGTH = 1024
+_PORT = re.compile(r":[0-9]*$")
 
 
 def resolve_api_key(config: ServerConfig) -> bytes | None:
@@ -71,6 +73,32 @@ class ApiKeyMiddleware:
         presented = hashlib.sha256(key.strip()).digest()
         if scheme.lower() != b"bearer" or not hmac.compare_digest(presented, self._digest):
             raise _refused("The API key is not right.")
+
+
+class LoopbackHostMiddleware:
+    """Refuses requests under other names than this machine's own.
+
+    For servers without a key: a page in the user's browser may give this machine's address to a
+    name of its own (DNS rebinding), and would then call the server like a page of the server's.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed_hosts: frozenset[str]) -> None:
+        self._app = app
+        self._allowed_hosts = allowed_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            value: bytes = dict(scope["headers"]).get(b"host", b"")
+            name = _PORT.sub("", value.decode("latin-1").lower()).strip("[]")
+            if not is_loopback_name(name) and name not in self._allowed_hosts:
+                raise ApiError(
+                    403,
+                    "This server has no API key, and answers under this machine's own names only. "
+                    "Its operator can set a key, or serve.allowed_hosts.",
+                    code="host_not_allowed",
+                    headers={"connection": "close"},
+                )
+        await self._app(scope, receive, send)
 
 
 def _refused(message: str) -> ApiError:

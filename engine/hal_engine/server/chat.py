@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import TokenEvent
-from .endpoint import (
+from hal_engine.api import TokenEvent
+from hal_engine.server.endpoint import (
     Choice,
     collect,
     engine_requests,
@@ -21,11 +21,11 @@ from .endpoint import (
     unix_time,
     usage,
 )
-from .errors import ApiError, invalid, unsupported
-from .generation import Generation
-from .json_body import json_type_name
-from .logprobs import chat_logprob
-from .parameters import (
+from hal_engine.server.errors import ApiError, invalid, unsupported
+from hal_engine.server.generation import Generation
+from hal_engine.server.json_body import json_type_name
+from hal_engine.server.logprobs import chat_logprob
+from hal_engine.server.parameters import (
     LengthLimits,
     check_logprobs,
     check_sequences,
@@ -33,10 +33,10 @@ from .parameters import (
     max_tokens_of,
     sampling_params,
 )
-from .prompts import check_prompt_length
-from .protocol import ChatMessage, ChatRequest
-from .state import ServerState, state_of
-from .streaming import stream_response
+from hal_engine.server.prompts import check_prompt_length
+from hal_engine.server.protocol import ChatMessage, ChatRequest
+from hal_engine.server.state import ServerState, state_of
+from hal_engine.server.streaming import stream_response
 
 
 async def chat_completions(request: Request) -> Response:

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import SamplingParams, TokenEvent
-from .endpoint import (
+from hal_engine.api import SamplingParams, TokenEvent
+from hal_engine.server.endpoint import (
     Choice,
     collect,
     engine_requests,
@@ -20,10 +20,10 @@ from .endpoint import (
     unix_time,
     usage,
 )
-from .errors import invalid
-from .generation import Generation
-from .logprobs import CompletionLogprobs
-from .parameters import (
+from hal_engine.server.errors import invalid
+from hal_engine.server.generation import Generation
+from hal_engine.server.logprobs import CompletionLogprobs
+from hal_engine.server.parameters import (
     LengthLimits,
     check_logprobs,
     check_sequences,
@@ -31,10 +31,10 @@ from .parameters import (
     max_tokens_of,
     sampling_params,
 )
-from .prompts import Prompt, encode_prompts
-from .protocol import CompletionRequest
-from .state import ServerState, state_of
-from .streaming import stream_response
+from hal_engine.server.prompts import Prompt, encode_prompts
+from hal_engine.server.protocol import CompletionRequest
+from hal_engine.server.state import ServerState, state_of
+from hal_engine.server.streaming import stream_response
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 

@@ -47,6 +47,8 @@ class ServerConfig(BaseModel):
     """Whether /ready needs the key, if there is one. /health never does."""
     cors_allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the server; none by default."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides this machine's own under which a server without a key may be called."""
     served_model_names: tuple[str, ...] = ()
     """Further names of the model, beside its own."""
 
@@ -135,9 +137,14 @@ class ServerConfig(BaseModel):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the listening address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False  # a name may resolve to anything
+        return is_loopback_name(self.host)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether `host` means this machine only; another name may resolve to anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -10,12 +10,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .endpoint import json_response, read_request, remaining_deadline_s
-from .errors import ApiError, deadline_exceeded, unsupported
-from .generation import until_disconnect
-from .prompts import encode_prompts
-from .protocol import EmbeddingRequest
-from .state import check_model, state_of
+from hal_engine.server.endpoint import json_response, read_request, remaining_deadline_s
+from hal_engine.server.errors import ApiError, deadline_exceeded, unsupported
+from hal_engine.server.generation import until_disconnect
+from hal_engine.server.prompts import encode_prompts
+from hal_engine.server.protocol import EmbeddingRequest
+from hal_engine.server.state import check_model, state_of
 
 
 async def embeddings(request: Request) -> Response:

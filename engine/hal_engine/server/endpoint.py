@@ -11,12 +11,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import GenerationRequest, GrammarSpec, SamplingParams, TokenEvent
-from .errors import encode_json
-from .generation import Generation, until_disconnect
-from .json_body import parse_json_object
-from .protocol import RequestT, SamplingFields, refuse_unsupported, validate_request
-from .state import ServerState, check_model, state_of
+from hal_engine.api import GenerationRequest, GrammarSpec, SamplingParams, TokenEvent
+from hal_engine.server.errors import encode_json
+from hal_engine.server.generation import Generation, until_disconnect
+from hal_engine.server.json_body import parse_json_object
+from hal_engine.server.protocol import (
+    RequestT,
+    SamplingFields,
+    refuse_unsupported,
+    validate_request,
+)
+from hal_engine.server.state import ServerState, check_model, state_of
 
 _THREAD_FROM_BYTES = 65_536
 

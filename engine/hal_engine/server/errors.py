@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..api import EngineDeadError, QueueFullError, RequestRefusedError
+from hal_engine.api import EngineDeadError, QueueFullError, RequestRefusedError
 
 MAX_MESSAGE_LENGTH = 1000
 

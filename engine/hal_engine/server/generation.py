@@ -16,15 +16,15 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import Receive
 
-from ..api import GenerationRequest, TokenEvent
-from .errors import (
+from hal_engine.api import GenerationRequest, TokenEvent
+from hal_engine.server.errors import (
     ApiError,
     ClientDisconnected,
     deadline_exceeded,
     from_engine_error,
     internal_error,
 )
-from .state import ServerState
+from hal_engine.server.state import ServerState
 
 logger = logging.getLogger("hal_engine.server")
 

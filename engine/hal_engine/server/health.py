@@ -9,10 +9,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api import EngineDeadError
-from .endpoint import json_response
-from .errors import ApiError, encode_json
-from .state import ServerState, check_model, state_of
+from hal_engine.api import EngineDeadError
+from hal_engine.server.endpoint import json_response
+from hal_engine.server.errors import ApiError, encode_json
+from hal_engine.server.state import ServerState, check_model, state_of
 
 _GRACE_S = 0.5  # for an engine that keeps its deadline a little late
 

@@ -15,8 +15,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState as UvicornState
 
-from .config import ServerConfig
-from .errors import ApiError, encode_json, retry_headers
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.errors import ApiError, encode_json, retry_headers
 
 _WRITE_BUFFER_BYTES = 65_536
 

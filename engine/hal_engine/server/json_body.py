@@ -12,7 +12,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from .errors import ApiError, invalid
+from hal_engine.server.errors import ApiError, invalid
 
 # Strings are skipped as a whole, so that brackets within them do not count. Linear on any input:
 # the parts of the pattern start with different characters, so there is nothing to backtrack into.

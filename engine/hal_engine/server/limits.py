@@ -6,9 +6,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, ClientDisconnected, draining, retry_headers
-from .json_body import is_json_content_type
-from .state import ServerState
+from hal_engine.server.errors import ApiError, ClientDisconnected, draining, retry_headers
+from hal_engine.server.json_body import is_json_content_type
+from hal_engine.server.state import ServerState
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..api import TokenEvent, Tokenizer, TokenLogprob
+from hal_engine.api import TokenEvent, Tokenizer, TokenLogprob
 
 _LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON cannot say: minus infinity
 

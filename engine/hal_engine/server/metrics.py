@@ -9,7 +9,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..api import AsyncEngine, EngineDeadError
+from hal_engine.api import AsyncEngine, EngineDeadError
 
 Outcome = Literal["ok", "client_error", "overload", "disconnected", "deadline", "error"]
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..api import GrammarSpec, SamplingParams
-from .config import ServerConfig
-from .errors import ApiError, invalid
-from .json_body import json_type_name
-from .prompts import context_length_exceeded
-from .protocol import SamplingFields
+from hal_engine.api import GrammarSpec, SamplingParams
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.errors import ApiError, invalid
+from hal_engine.server.json_body import json_type_name
+from hal_engine.server.prompts import context_length_exceeded
+from hal_engine.server.protocol import SamplingFields
 
 # Below this temperature the softmax puts all its mass on the best token in float32; the quotient
 # would overflow for values near zero.

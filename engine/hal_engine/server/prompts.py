@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..api import Tokenizer
-from .errors import ApiError, invalid
-from .json_body import json_type_name
+from hal_engine.api import Tokenizer
+from hal_engine.server.errors import ApiError, invalid
+from hal_engine.server.json_body import json_type_name
 
 # Shorter texts are encoded at once; longer ones in a thread, so that other streams go on.
 _THREAD_FROM_LENGTH = 8192

@@ -20,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from hal.suggestions import nearest_name
-
-from .errors import ApiError, invalid, unsupported
-from .json_body import json_type_name
+from hal_engine.server.errors import ApiError, invalid, unsupported
+from hal_engine.server.json_body import json_type_name
 
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1

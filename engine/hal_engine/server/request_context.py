@@ -10,11 +10,11 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ClientDisconnected
-from .generation import to_api_error
-from .limits import GENERATING_PATHS
-from .metrics import Outcome
-from .state import ServerState
+from hal_engine.server.errors import ClientDisconnected
+from hal_engine.server.generation import to_api_error
+from hal_engine.server.limits import GENERATING_PATHS
+from hal_engine.server.metrics import Outcome
+from hal_engine.server.state import ServerState
 
 access_logger = logging.getLogger("hal_engine.server.access")
 

@@ -22,14 +22,13 @@ from types import FrameType
 import uvicorn
 
 from hal.errors import HalError
-
-from ..api import AsyncEngine, EngineDeadError
-from .app import create_app
-from .auth import resolve_api_key
-from .config import ServerConfig
-from .errors import draining
-from .http_protocol import protocol_class
-from .state import ServerState
+from hal_engine.api import AsyncEngine, EngineDeadError
+from hal_engine.server.app import create_app
+from hal_engine.server.auth import resolve_api_key
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.errors import draining
+from hal_engine.server.http_protocol import protocol_class
+from hal_engine.server.state import ServerState
 
 logger = logging.getLogger("hal_engine.server")
 

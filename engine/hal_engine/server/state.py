@@ -9,10 +9,10 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from ..api import AsyncEngine
-from .config import ServerConfig
-from .errors import ApiError
-from .metrics import ServerMetrics
+from hal_engine.api import AsyncEngine
+from hal_engine.server.config import ServerConfig
+from hal_engine.server.errors import ApiError
+from hal_engine.server.metrics import ServerMetrics
 
 
 class Stoppable(Protocol):

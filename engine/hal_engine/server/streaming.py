@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..api import TokenEvent
-from .errors import ClientDisconnected, encode_json
-from .generation import Batch, Generation, to_api_error, until_disconnect
-from .state import ServerState, state_of
+from hal_engine.api import TokenEvent
+from hal_engine.server.errors import ClientDisconnected, encode_json
+from hal_engine.server.generation import Batch, Generation, to_api_error, until_disconnect
+from hal_engine.server.state import ServerState, state_of
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"

@@ -18,7 +18,7 @@ BODY = {"model": "fake/model", "prompt": "!slow", "max_tokens": 1000}
 def _send(server: Any, path: str, body: dict[str, Any]) -> socket.socket:
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(content)}\r\n\r\n"
     )
     connection = server.connect()
@@ -90,7 +90,7 @@ def test_disconnect_amid_the_body(server: Any) -> None:
     requests = len(server.engine.requests)
     connection = server.connect()
     connection.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b'content-length: 500\r\n\r\n{"model": "fake'
     )
     server.wait(lambda: server.state.active_requests == 1)
@@ -104,7 +104,7 @@ def test_disconnect_behind_a_pipelined_request(server: Any) -> None:
     server.engine.cancelled.clear()
     connection = _send(server, "/v1/completions", {**BODY, "prompt": "!endless"})
     server.wait(lambda: len(server.engine.live) == 1)
-    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     time.sleep(0.1)
     connection.close()
     server.wait(lambda: _is_idle(server))

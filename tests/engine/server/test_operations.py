@@ -162,6 +162,41 @@ def test_cors_is_off_by_default(server: Any, start_server: Any) -> None:
         assert allowed.headers["access-control-allow-origin"] == "https://page.example"
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:80", 200),
+        ("127.9.9.9", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("10.0.0.1", 403),
+        ("my.host:1", 200),
+    ],
+)
+def test_names_of_a_server_without_a_key(
+    start_server: Any, assert_api_error: Any, host: str, status: int
+) -> None:
+    """A page whose name resolves to this machine gets nothing (DNS rebinding)."""
+    server = start_server(allowed_hosts=("My.Host",))
+    with server.http() as http:
+        response = http.post("/v1/completions", json=BODY, headers={"host": host})
+    assert response.status_code == status
+    if status == 403:
+        assert assert_api_error(response)["code"] == "host_not_allowed"
+        assert not server.engine.requests
+
+
+def test_a_key_allows_every_name(start_server: Any) -> None:
+    server = start_server(api_key=KEY)
+    headers = {"host": "proxy.example", "authorization": f"Bearer {KEY}"}
+    with server.http() as http:
+        assert http.post("/v1/completions", json=BODY, headers=headers).status_code == 200
+
+
 @pytest.fixture
 def keyed(start_server: Any) -> Any:
     return start_server(api_key=KEY)
