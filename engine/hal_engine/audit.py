@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +47,18 @@ class AuditReport:
 
 
 class SpiedRunner(LocalRunner):
-    """A runner whose every torch op is seen."""
+    """A runner whose every torch op is seen once it has been given a spy."""
 
-    spy: DispatchSpy
+    spy: DispatchSpy | None = None
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        with self.spy:
+        with self.spy or nullcontext():
             return super().execute(batch)
 
     def top_k_top_p(
         self, logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
     ) -> torch.Tensor:
-        with self.spy:
+        with self.spy or nullcontext():
             return super().top_k_top_p(logits, top_k, top_p)
 
 
@@ -107,7 +108,8 @@ def audit_model(
         ops=BoundOps(planned.plan, wrap=spy.wrap),
         runner_type=SpiedRunner,
     )
-    runner.spy = spy
+    if isinstance(runner, SpiedRunner):
+        runner.spy = spy
     requests = synthetic_requests(planned) if requests is None else requests
     completions = asyncio.run(_run(planned, runner, ops, requests))
     return AuditReport(

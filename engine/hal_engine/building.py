@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from hal.binding import BoundOps
 from hal.errors import PlanError
@@ -23,7 +22,6 @@ from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_
 # Of the memory that is free once the weights are read, the share that the KV cache may take.
 KV_MEMORY_SHARE = 0.4
 
-_Runner = TypeVar("_Runner", bound=LocalRunner)
 Progress = Callable[[str, int, int], None]  # (what, done, in all)
 
 
@@ -63,8 +61,8 @@ def build_rank(
     progress: Progress | None = None,
     *,
     ops: BoundOps | None = None,
-    runner_type: type[_Runner] = LocalRunner,  # type: ignore[assignment]  # the bound is the default
-) -> tuple[_Runner, BoundOps]:
+    runner_type: type[LocalRunner] = LocalRunner,
+) -> tuple[LocalRunner, BoundOps]:
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
     ops = ops or BoundOps(planned.plan, rank)

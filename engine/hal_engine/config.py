@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hal.errors import UserError
+
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 FloatFormat = Literal["float32", "bfloat16", "float16"]
 SourceFormat = Literal["huggingface", "gguf"]
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A model's configuration cannot be served: where, which key, what was required and found."""
 
     def __init__(

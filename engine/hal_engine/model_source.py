@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from hal.errors import UserError
 
-class ModelNotFoundError(ValueError):
+
+class ModelNotFoundError(UserError, ValueError):
     """MODEL names nothing that can be served. Says what was looked at and the remedy."""
 
 

@@ -73,7 +73,7 @@ def plan_model(
         model=_model_summary(config),
         settings=_settings_summary(options, precision, max_model_len, use or {}),
         kv_bytes_per_token=kv_bytes_per_token(config, precision),
-        notes=precision.notes,
+        notes=[*precision.notes, *_failed_plugins(registry)],
         versions=_versions(),
         world_size=options.tp,
         on_decision=registry.decision_made,
@@ -106,6 +106,15 @@ def select_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:
         ", ".join(spec.device_id for spec in choices) or "no device",
         "name one with --device; `hal doctor` shows what became of every plug-in",
     )
+
+
+def _failed_plugins(registry: BackendRegistry) -> list[str]:
+    """Plug-ins whose candidates this plan could not consider."""
+    return [
+        f"plug-in {state.entry} is {state.status.value}: {state.reason}"
+        for state in registry.states
+        if state.status.is_trouble
+    ]
 
 
 def _model_summary(config: ModelConfig) -> dict[str, Any]:

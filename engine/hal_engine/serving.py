@@ -1,4 +1,4 @@
-"""From a model's name to a running engine: plan, bind, load, start. The CLI and scripts begin here."""
+"""From a model's name to a running engine: plan, bind, load, start."""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from hal.errors import UserError
+
 MAX_JSON_BYTES = 256 * 2**20  # the largest tokenizer.json seen in the wild is about 35 MB
 
 
-class JsonFileError(ValueError):
+class JsonFileError(UserError, ValueError):
     """A JSON file cannot be read or is ambiguous. The message names the file and the reason."""
 
 

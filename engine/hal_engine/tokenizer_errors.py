@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hal.errors import UserError
 
-class TokenizerError(ValueError):
+
+class TokenizerError(UserError, ValueError):
     """A tokenizer cannot be loaded: file, key, required, found, remedy."""
 
     def __init__(
@@ -17,6 +19,6 @@ class TokenizerError(ValueError):
         self.key = key
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(UserError, ValueError):
     """A chat cannot be rendered: no template, a template that fails or runs away, or messages that
     the model cannot take. The message is fit for the client."""

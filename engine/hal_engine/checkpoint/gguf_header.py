@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hal.errors import UserError
 from hal_engine.strict_json import JsonFileError, regular_file_size
 
 MAGIC = b"GGUF"
@@ -37,7 +38,7 @@ _SCALARS = {
 }
 
 
-class GGUFError(ValueError):
+class GGUFError(UserError, ValueError):
     """A GGUF file is damaged or of an unsupported version. Names the file, required and found."""
 
     def __init__(self, path: Path, what: str, required: str, found: object) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from hal.errors import UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,7 +19,7 @@ Progress = Callable[[int, int, str], None]
 _MAX_SHOWN_PROBLEMS = 20
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError, ValueError):
     """A checkpoint cannot be served. `problems` holds one line each: who, required, found."""
 
     def __init__(self, path: Path | str, problems: Sequence[str]) -> None:

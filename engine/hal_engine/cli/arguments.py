@@ -9,12 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from hal.cli.context import CliContext, cli_context
 from hal.errors import SettingsError
-from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
-from hal.settings import Settings
-from hal.settings_sections import PluginSettings, SelectionSettings
-from hal.waivers import WaiverBook, load_waivers
 from hal_engine.model_source import resolve_model
 from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
@@ -35,7 +32,6 @@ Use = Annotated[
     ),
 ]
 Waivers = Annotated[Path | None, typer.Option(help="Waiver file (TOML).")]
-Config = Annotated[Path | None, typer.Option(help="Settings file (TOML).")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,18 +45,16 @@ Set = Annotated[
 class Session:
     """What a command works with once its arguments are read."""
 
-    settings: Settings
-    plugins: PluginSettings
-    selection: SelectionSettings
+    shared: CliContext
     options: EngineOptions
     model: Path
 
 
 def read_session(
+    ctx: typer.Context,
     model: str,
     *,
     consumer: str,
-    config: Path | None,
     assignments: Sequence[str] | None,
     use: Sequence[str] | None,
     flags: Mapping[str, Any],
@@ -69,6 +63,19 @@ def read_session(
 
     Raises SettingsError, ModelNotFoundError.
     """
+    shared = cli_context(ctx)
+    shared.settings = shared.settings.with_flags(_given(assignments, use, flags))
+    return Session(
+        shared=shared,
+        options=shared.settings.section("engine", EngineOptions, consumer=consumer),
+        model=resolve_model(model),
+    )
+
+
+def _given(
+    assignments: Sequence[str] | None, use: Sequence[str] | None, flags: Mapping[str, Any]
+) -> dict[str, tuple[str, Any]]:
+    """section.key -> (option as written, value)."""
     given: dict[str, tuple[str, Any]] = {}
     for text in assignments or ():
         key, value = _split(text, "--set", "SECTION.KEY=VALUE")
@@ -80,24 +87,16 @@ def read_session(
         if value is not None:
             option = "--" + key.partition(".")[2].replace("_", "-")
             given[key] = (option, str(value) if isinstance(value, Path) else value)
-    settings = Settings.read(config=config, flags=given)
-    return Session(
-        settings=settings,
-        plugins=settings.section("plugins", PluginSettings, consumer=consumer),
-        selection=settings.section("selection", SelectionSettings, consumer=consumer),
-        options=settings.section("engine", EngineOptions, consumer=consumer),
-        model=resolve_model(model),
-    )
+    return given
 
 
 def plan_session(session: Session) -> tuple[PlannedModel, BackendRegistry]:
     """Loads the back-ends and plans. Raises what they raise."""
-    plugins, selection = session.plugins, session.selection
-    registry = load_backends(
-        selected=plugins.select, disabled=plugins.disable, deadline_s=plugins.probe_deadline_s
-    )
-    book = load_waivers(selection.waivers) if selection.waivers else WaiverBook()
-    return plan_model(session.model, session.options, registry, book, selection.use), registry
+    shared = session.shared
+    # The plug-ins' and selection's own keys are read here, so that an unfit one is said first.
+    use, waivers, registry = shared.use, shared.waivers, shared.backends
+    shared.settings.check_consumed(["engine", "selection", "plugins"])
+    return plan_model(session.model, session.options, registry, waivers, use), registry
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, str]:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def audit(
+    ctx: typer.Context,
     model: args.Model,
     precision: args.Precision = None,
     device: args.Device = None,
     use: args.Use = None,
     waivers: args.Waivers = None,
-    config: args.Config = None,
     set_: args.Set = None,
 ) -> None:
     """Run a short synthetic load and compare the calls with the plan.
@@ -36,9 +36,9 @@ def audit(
     from hal_engine.audit import audit_model  # torch takes seconds: not for `hal plan`
 
     session = args.read_session(
+        ctx,
         model,
         consumer="hal audit",
-        config=config,
         assignments=set_,
         use=use,
         flags={
@@ -47,7 +47,6 @@ def audit(
             "selection.waivers": waivers,
         },
     )
-    session.settings.check_consumed(["engine", "selection", "plugins"])
     planned, registry = args.plan_session(session)
     report = audit_model(planned, registry)
     print_audit(report, terminal())

@@ -14,13 +14,13 @@ from hal_engine.cli.plan_table import print_plan
 
 
 def plan(
+    ctx: typer.Context,
     model: args.Model,
     precision: args.Precision = None,
     device: args.Device = None,
     tp: args.TensorParallel = None,
     use: args.Use = None,
     waivers: args.Waivers = None,
-    config: args.Config = None,
     set_: args.Set = None,
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; - is standard output.")
@@ -34,9 +34,9 @@ def plan(
     Reads config.json or a GGUF header, never a weight. Fails if a fast path is lost.
     """
     session = args.read_session(
+        ctx,
         model,
         consumer="hal plan",
-        config=config,
         assignments=set_,
         use=use,
         flags={
@@ -46,7 +46,6 @@ def plan(
             "selection.waivers": waivers,
         },
     )
-    session.settings.check_consumed(["engine", "selection", "plugins"])
     planned, _ = args.plan_session(session)
     if json_ is not None:
         text = json.dumps(planned.plan.to_dict(), indent=1, ensure_ascii=False)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    ctx: typer.Context,
     model: args.Model,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
@@ -27,7 +28,6 @@ def serve(
     tp: args.TensorParallel = None,
     use: args.Use = None,
     waivers: args.Waivers = None,
-    config: args.Config = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key clients must send.")
     ] = None,
@@ -39,9 +39,9 @@ def serve(
     from hal_engine.serving import start_engine
 
     session = args.read_session(
+        ctx,
         model,
         consumer="hal serve",
-        config=config,
         assignments=set_,
         use=use,
         flags={
@@ -54,8 +54,7 @@ def serve(
             "selection.waivers": waivers,
         },
     )
-    server = session.settings.section("serve", ServerConfig, consumer="hal serve")
-    session.settings.check_consumed(["engine", "selection", "plugins", "serve"])
+    server = session.shared.settings.section("serve", ServerConfig, consumer="hal serve")
     check_exposure(server)
     listener = bind_listener(server)  # a port that is taken is said before the model loads
     planned, registry = args.plan_session(session)
@@ -65,9 +64,9 @@ def serve(
         engine = start_engine(
             planned,
             registry,
-            use=session.selection.use,
-            waivers=session.selection.waivers or "",
-            disabled_plugins=session.plugins.disable,
+            use=session.shared.use,
+            waivers=session.shared.selection_settings.waivers or "",
+            disabled_plugins=session.shared.plugin_settings.disable,
             progress=report,
         )
     raise typer.Exit(run_server(engine, server, listener=listener))

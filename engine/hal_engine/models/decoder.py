@@ -259,7 +259,7 @@ class Decoder:
 
         caches: a layer's (k, v), each [num_blocks, block_size, num_kv_heads, head_dim].
         """
-        hidden = self._embed(step.num_tokens, step.token_ids)
+        hidden: torch.Tensor = self._embed(step.num_tokens, step.token_ids)
         residual = hidden
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, step, k_cache, v_cache)
@@ -272,7 +272,7 @@ class Decoder:
         logits: torch.Tensor = self._lm_head(n, normed)
         if self._gather is not None:
             gathered: torch.Tensor = self._gather(n, logits)
-            logits = gathered.narrow(1, 0, self._config.vocab_size)
+            return gathered[:, : self._config.vocab_size].contiguous()
         return logits
 
 
