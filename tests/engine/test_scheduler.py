@@ -27,6 +27,7 @@ class Harness:
         self.runner = runner
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, TokenEvent] = {}
+        self.prompt_rows: dict[str, list[int]] = {}  # token ids that prompt_logprobs came for
 
     def submit(self, request: Any) -> LiveSequence:
         self.core.refuse_if_too_long(request)
@@ -38,6 +39,10 @@ class Harness:
         for _, event in self.core.step():
             if event.token_id is not None:
                 self.tokens[event.request_id].append(event.token_id)
+            if event.prompt_logprobs is not None:
+                assert event.request_id not in self.prompt_rows, "prompt_logprobs came twice"
+                own = event.prompt_logprobs[1:]
+                self.prompt_rows[event.request_id] = [o.token_id for o in own if o is not None]
             if event.finish_reason is not None:
                 assert event.request_id not in self.last, "two last events"
                 self.last[event.request_id] = event
@@ -268,7 +273,7 @@ def test_any_traffic_ends_with_the_right_tokens_and_an_empty_cache(
         if todo and rng.random() < 0.4:
             name, count = f"{len(todo)}", rng.randrange(1, 14)
             asked[name] = (todo[-1], count)
-            options = {"prompt_logprobs": 0} if rng.random() < 0.3 else {}
+            options = {"prompt_logprobs": 0} if rng.random() < 0.5 else {}
             live[name] = bench.submit(make_request(todo.pop(), name, max_tokens=count, **options))
         if live and rng.random() < 0.05:
             bench.core.cancel(live.pop(rng.choice(list(live))))
@@ -277,8 +282,27 @@ def test_any_traffic_ends_with_the_right_tokens_and_an_empty_cache(
     for name, seq in live.items():
         assert seq.status is Status.FINISHED
         assert bench.tokens[name] == oracle(*asked[name])
+        if seq.prompt_logprobs is not None:
+            assert bench.prompt_rows[name] == list(asked[name][0][1:])
     for name, event in bench.last.items():
         assert event.finish_reason == "length", name
+
+
+def test_prompt_rows_are_collected_anew_after_preemption(
+    harness: Make, make_request: Any, oracle: Any
+) -> None:
+    bench = harness({"num_blocks": 12}, max_prompt_logits_rows=1)
+    bench.submit(make_request("12345678", "old", max_tokens=30))
+    for _ in range(12):
+        bench.step()
+    prompt = list(b"abcdefghijklmnopq")
+    seq = bench.submit(make_request(prompt, "young", max_tokens=3, prompt_logprobs=0))
+    while seq.num_preemptions == 0:
+        bench.step()
+        assert seq.status is not Status.DECODE, "not preempted inside its prompt"
+    bench.run()
+    assert bench.prompt_rows["young"] == prompt[1:]
+    assert bench.tokens["young"] == oracle(prompt, 3)
 
 
 def test_overload_of_200_with_a_small_cache_ends_and_is_right(
