@@ -12,9 +12,17 @@ from typing import TypeVar
 from hal.candidates import KernelCandidate, SemanticNote
 from hal.errors import SelectionError
 from hal.ops.request import OpRequest
-from hal.reasons import Reason
+from hal.reasons import Reason, ReasonKind
 
 _Answer = TypeVar("_Answer")
+
+# The other kinds are selection's own: a candidate cannot know who else is there or what is allowed.
+_OF_CANDIDATES = (
+    ReasonKind.SCOPE,
+    ReasonKind.HARDWARE,
+    ReasonKind.ARGUMENT,
+    ReasonKind.SOFTWARE,
+)
 
 
 def _ask(
@@ -39,6 +47,10 @@ def reasons_of(candidate: KernelCandidate, request: OpRequest) -> list[Reason]:
         for reason in reasons:
             if not isinstance(reason, Reason):
                 raise TypeError(f"required Reason, found {type(reason).__name__}")
+            if reason.kind not in _OF_CANDIDATES:
+                raise ValueError(
+                    f"required a reason of kind {', '.join(_OF_CANDIDATES)}, found {reason.kind}"
+                )
         return reasons
 
     return _ask(candidate, "not_supported_reasons", request, answer)

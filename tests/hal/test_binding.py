@@ -253,7 +253,7 @@ def test_a_chosen_candidate_that_cannot_be_bound_is_named_and_not_replaced(
 
 @pytest.mark.parametrize("static", [{"weigth": 1}, {}], ids=["misspelt", "missing"])
 def test_static_arguments_that_the_op_does_not_have_are_named(
-    candidate: Any, gemm: Any, static: dict[str, int]
+    candidate: Any, gemm: Any, static: dict[str, Any]
 ) -> None:
     def bind(request: OpRequest, *, weight: int) -> Callable[[], int]:
         return lambda: weight
@@ -281,7 +281,11 @@ def test_ranges_of_one_choice_share_one_packing(candidate: Any, gemm: Any) -> No
             packed.append((name, str(request.tokens)))
             return lambda: name + weight
 
-        return lambda: loads.append(name) or bind
+        def load() -> Any:
+            loads.append(name)
+            return bind
+
+        return load
 
     a, b = (candidate(name, load=loader(name)) for name in "ab")
     site = OpSite(site="l.*.x", request=gemm(), layers=(0, 1))

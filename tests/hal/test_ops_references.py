@@ -445,7 +445,12 @@ def test_a_quantised_weight_whose_parts_do_not_fit_is_refused(rng: torch.Generat
         ({"format": FORMATS["int4_g32"]}, "no minimum"),
         ({"format": FORMATS["float32"]}, "a quantised format"),
     ):
-        parts = {"format": fmt, "data": good.data, "scale": good.scale, "minimum": good.minimum}
+        parts: dict[str, Any] = {
+            "format": fmt,
+            "data": good.data,
+            "scale": good.scale,
+            "minimum": good.minimum,
+        }
         with pytest.raises(ValueError, match=message):
             QuantizedWeight(**(parts | changes))
 
@@ -459,6 +464,7 @@ def test_gemm_work_is_that_of_the_real_tensors(rng: torch.Generator, name: str) 
         if not fmt.is_dense
         else normal(rng, n, k).to(torch_dtype(name))
     )
+    epilogue: Any
     for epilogue, out_dtype, has_bias in (
         ("none", "", True),
         ("silu_gated", "", False),
@@ -732,6 +738,9 @@ class ThreadGroup:
         self.process_group = None
         self._board, self._barrier = board, barrier
 
+    def close(self) -> None:
+        pass
+
     def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._board[self.rank] = x.clone()
         self._barrier.wait(timeout=30)
@@ -867,7 +876,7 @@ def test_requests_are_frozen_hashable_and_plain(request_: Any) -> None:
     assert type(request_) is family.request_type
     assert request_.label in family.labels()
     with pytest.raises(dataclasses.FrozenInstanceError):
-        request_.phase = "decode"
+        request_.phase = "decode"  # type: ignore[misc]  # what must not work
     assert hash(request_) == hash(dataclasses.replace(request_))
     plain = request_.arguments()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain

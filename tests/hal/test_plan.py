@@ -284,7 +284,8 @@ def test_the_hash_differs_when_anything_that_decides_differs(
     def with_offers(**changed: list[KernelCandidate]) -> str:
         return make_plan(inputs(offered=offers | changed)).hash
 
-    gemm, prefill = sites[0].request, sites[1].request
+    gemm: Any = sites[0].request
+    prefill: Any = sites[1].request
     fewer = offers["gemm"][1:]
     renamed = FORMATS["float32"]
     hashes = {
