@@ -115,16 +115,17 @@ def rope_calls(tokens: int) -> dict[str, Call]:
 
 def kv_write_calls(tokens: int) -> dict[str, Call]:
     caches = torch.zeros(2, tokens // BLOCK + 2, BLOCK, KV_HEADS, HEAD_DIM)
+    k_cache, v_cache = caches
     k, v = torch.randn(2, tokens, KV_HEADS * HEAD_DIM)
     slots = torch.randperm(caches.shape[1] * BLOCK)[:tokens]
     kernel = bind_kv_write(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
 
     def torch_write() -> object:
-        caches[0].view(-1, KV_HEADS * HEAD_DIM)[slots] = k
-        caches[1].view(-1, KV_HEADS * HEAD_DIM)[slots] = v
+        k_cache.view(-1, KV_HEADS * HEAD_DIM)[slots] = k
+        v_cache.view(-1, KV_HEADS * HEAD_DIM)[slots] = v
         return None
 
-    return {"ours": lambda: kernel(k, v, caches[0], caches[1], slots), "torch": torch_write}
+    return {"ours": lambda: kernel(k, v, k_cache, v_cache, slots), "torch": torch_write}
 
 
 def activation_calls(tokens: int) -> dict[str, Call]:

@@ -69,6 +69,7 @@ def element_kind(dtype: torch.dtype) -> int:
     return kinds[dtype]
 
 
+# numba is partly annotated, and by version: its classes are taken as Any.
 _Type: Any = types.Type
 
 
@@ -76,14 +77,17 @@ class Float32x16(_Type):  # type: ignore[misc, unused-ignore]
     """numba's type of a vector of 16 fp32."""
 
     def __init__(self) -> None:
-        initialise: Any = super().__init__
-        initialise(name="float32x16")
+        super().__init__(name="float32x16")
 
 
-float32x16: Any = Float32x16()
+_new_type: Any = Float32x16
+float32x16: Any = _new_type()
 
 
-class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc, unused-ignore]
+_PrimitiveModel: Any = models.PrimitiveModel
+
+
+class _Float32x16Model(_PrimitiveModel):  # type: ignore[misc, unused-ignore]
     def __init__(self, data_model_manager: Any, frontend_type: Any) -> None:
         super().__init__(data_model_manager, frontend_type, _VECTOR)
 

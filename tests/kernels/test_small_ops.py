@@ -204,3 +204,14 @@ def test_gated_activation_extremes() -> None:
         assert y[:3].abs().max() <= 1e-30
         assert torch.equal(y[3:6], gate[3:6])
         assert y[6].isnan()
+
+
+def test_outputs_do_not_follow_torchs_default_dtype() -> None:
+    x = torch.randn(3, 64)
+    kernel = bind_gated_activation(width=32, dtype=torch.float32)
+    expected = kernel(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(kernel(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -66,7 +66,7 @@ def bind_gated_activation(
 
     def gated_activation(x: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[0]
-        y = torch.empty((tokens, width), dtype=dtype)
+        y = torch.empty(tokens, width, dtype=dtype)
         launch(tokens, grain, x.data_ptr(), x.stride(0), y.data_ptr())
         return y
 

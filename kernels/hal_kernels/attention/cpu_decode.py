@@ -110,7 +110,7 @@ def bind_attention_decode(
     partial_floats = num_kv_heads * group * (head_dim + LANES)
     window_splits = (window + SPLIT_KEYS - 2) // SPLIT_KEYS + 1 if window else 0
     out_features = num_heads * head_dim
-    partials = torch.empty(0)
+    partials = torch.empty(0, dtype=torch.float32)
     arrivals = torch.zeros(0, dtype=torch.int64)
 
     def kernel(
@@ -118,12 +118,12 @@ def bind_attention_decode(
     ) -> torch.Tensor:
         nonlocal partials, arrivals
         batch = q.shape[0]
-        out = torch.empty((batch, out_features), dtype=dtype)
+        out = torch.empty(batch, out_features, dtype=dtype)
         num_splits = (meta.max_seq_len + SPLIT_KEYS - 1) // SPLIT_KEYS
         if window_splits and window_splits < num_splits:
             num_splits = window_splits
         if partials.numel() < batch * num_splits * partial_floats:
-            partials = torch.empty(batch * num_splits * partial_floats)
+            partials = torch.empty(batch * num_splits * partial_floats, dtype=torch.float32)
         if arrivals.numel() < batch * num_kv_heads:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int64)
         num_items = batch * num_kv_heads * num_splits

@@ -106,7 +106,7 @@ def bind_attention_prefill(
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
-        out = torch.empty((q.shape[0], out_features), dtype=dtype)
+        out = torch.empty(q.shape[0], out_features, dtype=dtype)
         seq_lens, block_table = meta.seq_lens, meta.block_table
         num_tiles = (meta.max_query_len + tile_tokens - 1) // tile_tokens
         launch(

@@ -58,7 +58,7 @@ def bind_embedding(*, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Te
 
     def embedding(ids: torch.Tensor) -> torch.Tensor:
         tokens = ids.shape[0]
-        rows = weight.new_empty((tokens, hidden_size))
+        rows = torch.empty(tokens, hidden_size, dtype=dtype)
         launch(tokens, grain, ids.data_ptr(), rows.data_ptr())
         if has_bad_id.value:
             has_bad_id.value = 0

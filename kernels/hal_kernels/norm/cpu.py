@@ -83,13 +83,13 @@ def bind_rms_norm(
 
     def norm(x: torch.Tensor) -> torch.Tensor:
         tokens = x.shape[0]
-        y = torch.empty((tokens, features), dtype=dtype)
+        y = torch.empty(tokens, features, dtype=dtype)
         launch(tokens * rows_per_token, grain, x.data_ptr(), x.stride(0), y.data_ptr(), 0, 0)
         return y
 
     def norm_residual(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = x.shape[0]
-        y = torch.empty((tokens, features), dtype=dtype)
+        y = torch.empty(tokens, features, dtype=dtype)
         launch(tokens, grain, x.data_ptr(), x.stride(0), y.data_ptr(), residual.data_ptr(), 0)
         return y, residual
 
@@ -103,8 +103,8 @@ def bind_rms_norm(
 
     def quantized(x: torch.Tensor, residual_address: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = x.shape[0]
-        y = torch.empty((tokens, features), dtype=torch.int8)
-        scale = torch.empty((tokens, 1))
+        y = torch.empty(tokens, features, dtype=torch.int8)
+        scale = torch.empty(tokens, 1, dtype=torch.float32)
         launch(
             tokens,
             grain,

@@ -53,8 +53,8 @@ def bind_quantize_rows(
 
     def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = x.shape[0]
-        q = torch.empty((tokens, features), dtype=byte_dtype)
-        scale = torch.empty((tokens, 1))
+        q = torch.empty(tokens, features, dtype=byte_dtype)
+        scale = torch.empty(tokens, 1, dtype=torch.float32)
         launch(tokens, grain, x.data_ptr(), x.stride(0), q.data_ptr(), scale.data_ptr())
         return q, scale
 

@@ -62,17 +62,17 @@ def bind_top_k_top_p(
         raise ValueError(f"the vocabulary size must be in 1 .. 2**31 - 1, got {vocab_size}")
     launch = bind_worker(_compile_filter(vocab_size), 8)
     # Per thread: each token's weight, the entries of a bin, the bins' masses and counts.
-    weights = torch.empty(0)
+    weights = torch.empty(0, dtype=torch.float32)
     entries = torch.empty(0, dtype=torch.int64)
     bins = torch.empty(0, dtype=torch.float64)
 
     def top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         nonlocal weights, entries, bins
         num_rows = logits.shape[0]
-        out = torch.empty((num_rows, vocab_size))
+        out = torch.empty(num_rows, vocab_size, dtype=torch.float32)
         num_threads = torch.get_num_threads()
         if weights.numel() < num_threads * vocab_size:
-            weights = torch.empty(num_threads * vocab_size)
+            weights = torch.empty(num_threads * vocab_size, dtype=torch.float32)
             entries = torch.empty(num_threads * vocab_size, dtype=torch.int64)
             bins = torch.empty(num_threads * 2 * _NUM_BINS, dtype=torch.float64)
         launch(
