@@ -12,6 +12,8 @@ instead of the wall time of all: slower than a quiet machine, but comparable bet
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import math
 import time
@@ -23,14 +25,18 @@ from typing import Any
 import torch
 
 from hal.ops.formats import FORMATS, QuantizedWeight
-from hal_kernels.gemm import cpu_dense, cpu_w8a8, cpu_weight_only
-from hal_kernels.gemm.cpu_generated import bind_generated
-from hal_kernels.gemm.cpu_generated_int8 import bind_generated_int8
+from hal_kernels.gemm import (
+    cpu_dense,
+    cpu_generated,
+    cpu_generated_int8,
+    cpu_w8a8,
+    cpu_weight_only,
+)
 from hal_kernels.gemm.gguf_formats import quantize_int8_channel
 from hal_kernels.gemm.isa import cpu_flags, jit_requirements
 
-# qkv, o, gate_up, down and lm_head of SmolLM2-135M; the last is its gate or up alone.
-SHAPES = "960x576,576x576,3072x576,576x1536,49152x576,1536x576"
+# qkv, o, gate_up, down and lm_head of SmolLM2-135M.
+SHAPES = "960x576,576x576,3072x576,576x1536,49152x576"
 ROWS = "1,2,4,8,16,32,64,128,256,512"
 PROFILE_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512vnni", "avxvnni", "avx512bf16",
                  "amx-bf16", "amx-int8")  # fmt: skip
@@ -50,34 +56,35 @@ class Candidate:
 
 
 def candidates() -> list[Candidate]:
-    """Every implementation of this package, whether it can run here or not."""
-    jit = jit_requirements()
-    bfloat16 = cpu_dense.bfloat16_requirements()
+    """Every implementation, by the backend's names, whether it can run here or not."""
     onednn = cpu_dense.onednn_requirements()
     linear, packed = cpu_dense.bind_linear, cpu_dense.bind_onednn
+    bfloat16 = cpu_dense.bfloat16_requirements()
     result = [
-        Candidate("torch_linear", "float32", "float32", linear, []),
-        Candidate("onednn_packed", "float32", "float32", packed, onednn),
-        Candidate("torch_linear", "bfloat16", "bfloat16", linear, bfloat16),
-        Candidate("onednn_packed", "bfloat16", "bfloat16", packed, bfloat16 + onednn),
-        Candidate("torch_int8pack", "int8_channel", "float32", cpu_weight_only.bind_int8pack,
-                  cpu_weight_only.int8pack_requirements()),
-        Candidate("torch_int4pack", "int4_g32", "float32", cpu_weight_only.bind_int4pack,
-                  cpu_weight_only.int4pack_requirements()),
-        Candidate("torch_int4pack", "int4_g32_asym", "float32", cpu_weight_only.bind_int4pack,
-                  cpu_weight_only.int4pack_requirements()),
-        Candidate("fbgemm", "int8_channel_a8", "float32", cpu_w8a8.bind_fbgemm,
-                  cpu_w8a8.fbgemm_requirements(8)),
-        Candidate("fbgemm_7bit", "int8_channel_a8", "float32",
-                  lambda weight: cpu_w8a8.bind_fbgemm(weight, bits=7),
-                  cpu_w8a8.fbgemm_requirements(7)),
-        Candidate("onednn_int8", "int8_channel_a8", "float32", cpu_w8a8.bind_onednn_int8,
-                  cpu_w8a8.onednn_requirements()),
-    ]  # fmt: skip
-    for name in ("float32", "bfloat16", "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym"):
-        result.append(Candidate("generated", name, "float32", bind_generated, jit))
-    for name in ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8"):
-        result.append(Candidate("generated", name, "float32", bind_generated_int8, jit))
+        Candidate("linear_fp32", "float32", "float32", linear, []),
+        Candidate("onednn_fp32", "float32", "float32", packed, onednn),
+        Candidate("linear_bf16", "bfloat16", "bfloat16", linear, bfloat16),
+        Candidate("onednn_bf16", "bfloat16", "bfloat16", packed, bfloat16 + onednn),
+    ]
+    int8pack, int4pack = cpu_weight_only.bind_int8pack, cpu_weight_only.bind_int4pack
+    missing = cpu_weight_only.int8pack_requirements()
+    result.append(Candidate("int8pack", "int8_channel", "float32", int8pack, missing))
+    missing = cpu_weight_only.int4pack_requirements()
+    for name in cpu_weight_only.INT4PACK_FORMATS:
+        result.append(Candidate("int4pack", name, "float32", int4pack, missing))
+    for bits in (8, 7):
+        bind = functools.partial(cpu_w8a8.bind_fbgemm, bits=bits)
+        missing = cpu_w8a8.fbgemm_requirements(bits)
+        result.append(Candidate(f"fbgemm_int{bits}", "int8_channel_a8", "float32", bind, missing))
+    missing = cpu_w8a8.onednn_requirements()
+    bind_int8 = cpu_w8a8.bind_onednn_int8
+    result.append(Candidate("onednn_int8", "int8_channel_a8", "float32", bind_int8, missing))
+    jit = jit_requirements()
+    for name in ("float32", "bfloat16", "float16", *cpu_generated.FORMATS):
+        result.append(Candidate("jit", name, "float32", cpu_generated.bind_generated, jit))
+    for name in cpu_generated_int8.FORMATS:
+        bind = cpu_generated_int8.bind_generated_int8
+        result.append(Candidate("jit_int8", name, "float32", bind, jit))
     return result
 
 
@@ -125,22 +132,14 @@ def measure_candidate(
     size = FORMATS[candidate.weight_format].weight_bytes(n, k)
     copies = max(1, min(options.max_copies, math.ceil(options.rotate_mib * 2**20 / size)))
     weight = random_weight(candidate.weight_format, n, k)
-    # Binding packs into new memory; torch_linear keeps the tensor, so it gets its own each time.
-    kernels = [candidate.bind(weight)] + [
-        candidate.bind(
-            random_weight(candidate.weight_format, n, k) if i % 8 == 0 else _copy(weight)
-        )
-        for i in range(copies - 1)
-    ]
+    kernels = [candidate.bind(_copy(weight)) for _ in range(copies)]
     clock = time.thread_time if options.clock == "thread" else time.perf_counter
     records = []
     for count in rows:
         x = torch.randn(count, k).to(getattr(torch, candidate.dtype))
         records.append(
             {
-                "candidate": candidate.name,
-                "weight_format": candidate.weight_format,
-                "dtype": candidate.dtype,
+                "candidate": f"cpu.gemm.{candidate.name}/{candidate.weight_format}",
                 "n": n,
                 "k": k,
                 "rows": count,
@@ -151,18 +150,20 @@ def measure_candidate(
 
 
 def _copy(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
-    return weight.clone() if isinstance(weight, torch.Tensor) else weight
+    """Other memory, so that a candidate that packs nothing still reads a weight of its own."""
+    if isinstance(weight, torch.Tensor):
+        return weight.clone()
+    return dataclasses.replace(weight, data=weight.data.clone())
 
 
 def print_table(records: list[dict[str, Any]], rows: list[int]) -> None:
     """µs by rows, one line a candidate."""
     by_line: dict[str, dict[int, float]] = {}
     for record in records:
-        line = f"{record['weight_format']:17} {record['candidate']}"
-        by_line.setdefault(line, {})[record["rows"]] = record["us"]
+        by_line.setdefault(record["candidate"], {})[record["rows"]] = record["us"]
     for line, times in by_line.items():
         cells = "".join(f"{times[count]:9.0f}" for count in rows)
-        print(f"  {line:34}{cells}", flush=True)
+        print(f"  {line:42}{cells}", flush=True)
 
 
 def profile_header(options: argparse.Namespace) -> dict[str, Any]:
@@ -175,6 +176,13 @@ def profile_header(options: argparse.Namespace) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _json(document: dict[str, Any]) -> str:
+    """JSON with one measurement a line."""
+    head = json.dumps({k: v for k, v in document.items() if k != "rows"}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(record)}" for record in document["rows"])
+    return head.rstrip("}").rstrip() + f',\n "rows": [\n{lines}\n ]\n}}\n'
 
 
 def parse_options() -> argparse.Namespace:
@@ -203,20 +211,20 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     for shape in options.shapes.split(","):
         n, k = (int(size) for size in shape.split("x"))
-        print(f"{shape}: µs at rows".ljust(36) + "".join(f"{count:9d}" for count in rows))
+        print(f"{shape}: µs at rows".ljust(44) + "".join(f"{count:9d}" for count in rows))
         for candidate in candidates():
             if candidate.weight_format not in wanted:
                 continue
             if candidate.requirements:
                 reasons = "; ".join(f"{w}: {r}, found {f}" for w, r, f in candidate.requirements)
-                print(f"  {candidate.weight_format:17} {candidate.name}: not here ({reasons})")
+                print(f"  {candidate.name}/{candidate.weight_format}: not here ({reasons})")
                 continue
             with torch.inference_mode():
                 measured = measure_candidate(candidate, n, k, rows, options)
             print_table(measured, rows)
             records += measured
         if options.json:
-            options.json.write_text(json.dumps({**header, "measurements": records}, indent=0))
+            options.json.write_text(_json({**header, "rows": records}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ bits are used (`INT7_ACTIVATIONS`), a different precision that must be asked for
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from hal.ops.formats import QuantizedWeight
@@ -62,7 +64,12 @@ def bind_fbgemm(
     n = weight.shape[0]
     scale = weight.scale.double().view(-1)
     zero_points = torch.zeros(n, dtype=torch.long)
-    stored = torch._make_per_channel_quantized_tensor(weight.data, scale, zero_points, 0)
+    with warnings.catch_warnings():
+        # The tensor only lives until FBGEMM has packed it; there is no other way to its packer.
+        warnings.filterwarnings(
+            "ignore", message=".*quantized tensor creation", category=UserWarning
+        )
+        stored = torch._make_per_channel_quantized_tensor(weight.data, scale, zero_points, 0)
     packed = torch.ops.quantized.linear_prepack(stored, None)
     multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
     zero_point = 1 << (bits - 1)

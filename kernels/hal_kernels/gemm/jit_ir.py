@@ -136,10 +136,25 @@ class Emitter:
         return self.builder.fmul(result, self.builder.bitcast(power, x.type))
 
     def silu(self, x: Value, lanes: int) -> Value:
-        """x / (1 + e**-x)."""
-        one = self.constant(F32, 1.0, lanes)
-        negated = self.builder.fsub(self.constant(F32, -0.0, lanes), x)
-        return self.builder.fdiv(x, self.builder.fadd(one, self.exp(negated, lanes)))
+        """x / (1 + e**-x), by a function of its own: inlined it would dominate compile time."""
+        function = self.module.globals.get("silu")
+        if function is None:
+            function = _emit_silu(self.module, lanes)
+        return self.builder.call(function, [x])
+
+
+def _emit_silu(module: ir.Module, lanes: int) -> ir.Function:
+    vector = ir.VectorType(F32, lanes)
+    function = ir.Function(module, ir.FunctionType(vector, [vector]), "silu")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    emitter = Emitter(module, function)
+    x = function.args[0]
+    negated = emitter.builder.fsub(emitter.constant(F32, -0.0, lanes), x)
+    one = emitter.constant(F32, 1.0, lanes)
+    denominator = emitter.builder.fadd(one, emitter.exp(negated, lanes))
+    emitter.builder.ret(emitter.builder.fdiv(x, denominator))
+    return function
 
 
 def _suffix(type_: Any) -> str:
