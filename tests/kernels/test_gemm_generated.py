@@ -181,6 +181,17 @@ def test_limits_are_refused() -> None:
         bind_generated(wide)
 
 
+def test_activations_that_would_be_misread_are_refused() -> None:
+    for kernel in (
+        bind_generated(torch.randn(8, 32)),
+        bind_generated_int8(random_quantized("int8_channel_a8", 8, 32)),
+    ):
+        for x in (torch.randn(2, 32).double(), torch.randn(2, 31), torch.randn(32, 2).T):
+            with pytest.raises(ValueError, match="required x float32"):
+                kernel(x)
+        assert kernel(torch.randn(0, 32)).shape == (0, 8)
+
+
 def test_exact_storage_is_found() -> None:
     weight = torch.randn(8, 8).bfloat16().float()
     assert is_exact_in(weight, torch.bfloat16)

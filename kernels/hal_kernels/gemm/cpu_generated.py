@@ -26,7 +26,7 @@ from hal_kernels.gemm.jit_float import (
 from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.pack_rows import pack_rows_worker
-from hal_kernels.gemm.packing import PanelLayout
+from hal_kernels.gemm.packing import PanelLayout, refuse_rows
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
@@ -107,7 +107,7 @@ def _bind_panels(
     bias: torch.Tensor | None,
 ) -> Kernel:
     """``tensors``: panels, then scales, then minima."""
-    bias_values = torch.zeros(layout.n) if bias is None else bias.float()
+    bias_values = torch.zeros(layout.n, dtype=torch.float32) if bias is None else bias.float()
     packed_bias = layout.arrange(bias_values).contiguous()
     direct = bind_worker(_direct_worker(isa, kernel), len(PANEL_ARGUMENTS))
     batch = direct
@@ -124,15 +124,17 @@ def _bind_panels(
     keep_alive = (*tensors, packed_bias)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        y = torch.empty((rows, out_features))
+        rows, columns = x.shape
+        if columns != k or x.dtype is not torch.float32 or x.stride(1) != 1:
+            refuse_rows(x, k)
+        y = torch.empty((rows, out_features), dtype=torch.float32)
         threads = torch.get_num_threads()
         grain = -(-num_panels // (4 * threads))
         is_direct = rows <= _DIRECT_BLOCKS * direct_rows
         launch, block_rows = (direct, direct_rows) if is_direct else (batch, batch_rows)
         source = x
         if rows > 1:
-            source = torch.empty(rows * k)
+            source = torch.empty(rows * k, dtype=torch.float32)
             num_blocks = -(-rows // block_rows)
             pack(num_blocks, 1, x.data_ptr(), source.data_ptr(), rows, k, x.stride(0), num_blocks)
         scratch = None

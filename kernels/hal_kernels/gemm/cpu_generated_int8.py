@@ -29,7 +29,7 @@ from hal_kernels.gemm.jit_int8 import (
 from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.jit_quantize import QUANTIZE_ARGUMENTS, compile_quantize_worker
-from hal_kernels.gemm.packing import PanelLayout, pack_dot_int4, pack_dot_int8
+from hal_kernels.gemm.packing import PanelLayout, pack_dot_int4, pack_dot_int8, refuse_rows
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
@@ -57,7 +57,7 @@ def bind_generated_int8(
     bits: Literal["int8", "int4"] = "int4" if weight.format.bits == 4 else "int8"
     kernel = Int8Kernel(bits, epilogue, has_minimum=weight.minimum is not None)
     tensors = _pack(layout, isa, kernel, weight)
-    bias_values = torch.zeros(n) if bias is None else bias.float()
+    bias_values = torch.zeros(n, dtype=torch.float32) if bias is None else bias.float()
     packed_bias = layout.arrange(bias_values).contiguous()
     offset = activation_offset(isa, kernel)
     quantizer = compile_quantize_worker(isa, offset, has_sums=bits == "int4")
@@ -72,8 +72,10 @@ def bind_generated_int8(
     keep_alive = (*tensors, packed_bias)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        y = torch.empty((rows, out_features))
+        rows, columns = x.shape
+        if columns != k or x.dtype is not torch.float32 or x.stride(1) != 1:
+            refuse_rows(x, k)
+        y = torch.empty((rows, out_features), dtype=torch.float32)
         quantized = torch.empty(rows * row_bytes, dtype=torch.uint8)
         source = quantized.data_ptr()
         quantize(

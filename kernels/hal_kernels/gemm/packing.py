@@ -59,6 +59,18 @@ class PanelLayout:
         return self.arrange(weight).transpose(1, 2).contiguous()
 
 
+def refuse_rows(x: torch.Tensor, k: int) -> None:
+    """Raise for activations that a generated kernel, which sees only an address, would misread.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(
+        f"generated GEMM: required x float32 [T, {k}] with unit stride along K, "
+        f"found {x.dtype} {list(x.shape)} with strides {x.stride()}"
+    )
+
+
 def pack_dot_int8(layout: PanelLayout, data: torch.Tensor) -> torch.Tensor:
     """int8 [N, K] -> [panels, ceil(K/4), 2*lanes, 4]; K padded with zeros."""
     padded = torch.nn.functional.pad(data, (0, -data.shape[1] % 4))
