@@ -27,7 +27,7 @@ from typing import Any
 
 from contenders.environments import SetupError
 from contenders.machine import available_bytes, load_average, machine_facts, others_busy
-from contenders.process import ContenderError, RunOptions
+from contenders.process import ContenderError, RunOptions, end_on_sigterm
 from contenders.report import Document, compare, markdown, today, write
 from contenders.server_process import ServerProcess
 from contenders.servers import MAX_LENGTH, SERVERS
@@ -217,6 +217,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     chosen = parse()
+    end_on_sigterm()
     if not all(1 <= clients <= 64 for clients in chosen.clients):
         raise SystemExit("http_load: required 1 to 64 clients")
     options = RunOptions(

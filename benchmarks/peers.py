@@ -27,7 +27,7 @@ from contenders.checking import Checker
 from contenders.environments import SetupError, create_artifact, create_environment
 from contenders.machine import available_bytes, load_average, machine_facts, others_busy
 from contenders.measurement import PromptSource, Workload, measure_turn, warm_up
-from contenders.process import ContenderError, ContenderProcess, RunOptions
+from contenders.process import ContenderError, ContenderProcess, RunOptions, end_on_sigterm
 from contenders.report import Document, compare, markdown, today, write
 from contenders.weights import VOCAB_SIZE
 
@@ -191,6 +191,7 @@ def selected(only: list[str] | None) -> list[Entry]:
 
 def main() -> int:
     chosen = parse()
+    end_on_sigterm()
     if chosen.list:
         print("\n".join(f"{e.name:22} {e.precision_class}" for e in ENTRIES.values()))
         return 0

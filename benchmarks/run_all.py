@@ -1,6 +1,6 @@
 """All benchmarks, or a quick form of them: what `make bench` runs.
 
-  python benchmarks/run_all.py --quick          routing overhead, kernels, our engine alone (minutes)
+  python benchmarks/run_all.py --quick          routing overhead, kernels, our engine alone
   python benchmarks/run_all.py                  the same with more repeats
   python benchmarks/run_all.py --quick --peers  also other engines and servers beside ours; first
                                                 `python benchmarks/peers.py --setup all`

@@ -11,11 +11,14 @@ OWN = "halstack"  # the environment of the interpreter that runs the benchmark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """A virtual environment: each tuple of `steps` is one `pip install`, in this order."""
+    """A virtual environment: each tuple of `steps` is one `pip install`, in this order; then
+    `removed` are uninstalled: packages that a dependency pulls, unneeded and unfit for this torch.
+    """
 
     name: str
     steps: tuple[tuple[str, ...], ...]
     size: str
+    removed: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -62,6 +65,7 @@ ENVIRONMENTS = {
             name="openvino-export",
             steps=(_TORCH, ("optimum-intel", "openvino", "openvino-tokenizers", "nncf")),
             size="1.8 GB",
+            removed=("torchvision",),  # not a CPU build: it breaks the import of transformers
             note="only exports models for the environment `openvino`",
         ),
         Environment(

@@ -8,9 +8,11 @@ its traceback is in the log that the parent keeps.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import Any
 
 from contenders.catalogue import ENTRIES
 from contenders.protocol import Contender, LoadOptions
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> int:
@@ -28,6 +32,7 @@ def main() -> int:
     parser.add_argument("--max-sequences", type=int, required=True)
     parser.add_argument("--max-length", type=int, required=True)
     chosen = parser.parse_args()
+    _end_with_parent()
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     entry = ENTRIES[chosen.entry]
@@ -47,6 +52,12 @@ def main() -> int:
     replies.flush()
     # Some libraries hang or crash while their threads are torn down; nothing is left to do.
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed must not leave a stopped process behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(contender: Contender, options: LoadOptions, command: dict[str, Any]) -> dict[str, Any]:

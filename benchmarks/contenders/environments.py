@@ -49,6 +49,9 @@ def create_environment(name: str, cache: Path, say: Say) -> None:
         command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         command += ["--disable-pip-version-check", "-c", str(CONSTRAINTS), *step]
         _run(command, f"environment {name}: pip install {' '.join(step)}")
+    if environment.removed:
+        command = [str(folder / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes"]
+        _run([*command, *environment.removed], f"environment {name}: pip uninstall")
     _mark(name, cache).write_text("complete\n")
 
 

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def child_environment(threads: int) -> dict[str, str]:
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         }
     )
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM unwinds the program, so that no stopped process is left behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 class ContenderProcess:
