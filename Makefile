@@ -10,7 +10,7 @@ PRECISION ?= auto
 STAMP := $(VENV)/.setup-stamp
 PYTEST_ARGS ?=
 
-.PHONY: help setup serve test test-all lint types contracts docs-tests unit bench format clean
+.PHONY: help setup serve test test-all lint types contracts unit bench docs format clean
 
 help:
 	@echo 'make setup     create .venv and install halstack in it (idempotent)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test      lint, types, import contracts, all tests but the long ones'
 	@echo 'make test-all  the same with the long tests'
 	@echo 'make bench     benchmarks of this machine, without peers'
+	@echo 'make docs      the generated parts of the documents'
 
 setup: $(STAMP)
 
@@ -55,6 +56,10 @@ unit: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py --quick
+
+# The generated parts of the documents; a test fails where they are not current.
+docs: setup
+	$(BIN)/python docs/generate.py
 
 format: setup
 	$(BIN)/ruff check --fix .

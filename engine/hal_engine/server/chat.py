@@ -40,7 +40,7 @@ from hal_engine.server.streaming import stream_response
 
 
 async def chat_completions(request: Request) -> Response:
-    """The endpoint. Raises ApiError, the engine's errors and ClientDisconnected."""
+    """Chat, streamed or not. Raises ApiError, the engine's errors and ClientDisconnected."""
     state = state_of(request)
     body = await read_request(request, ChatRequest)
     copies = body.n or 1

@@ -19,7 +19,7 @@ from hal_engine.server.state import check_model, state_of
 
 
 async def embeddings(request: Request) -> Response:
-    """The endpoint. `encoding_format` "base64" is little-endian float32."""
+    """Embeddings, if the model makes them. `encoding_format` "base64" is little-endian float32."""
     state = state_of(request)
     body = await read_request(request, EmbeddingRequest)
     check_model(body.model, state)
