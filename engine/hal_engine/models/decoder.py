@@ -98,7 +98,8 @@ class AttentionBlock:
         config, shard = context.config, context.shard
         name = f"model.layers.{layer}.self_attn"
         dim = config.head_dim
-        self._q_size, self._kv_size = shard.num_heads * dim, shard.num_kv_heads * dim
+        q_size, kv_size = shard.num_heads * dim, shard.num_kv_heads * dim
+        self._qkv_sizes = (q_size, kv_size, kv_size)
         self._head_dim = dim
         q_rows = (shard.heads[0] * dim, shard.heads[1] * dim)
         kv_rows = (shard.kv_heads[0] * dim, shard.kv_heads[1] * dim)
@@ -135,7 +136,8 @@ class AttentionBlock:
     ) -> torch.Tensor:
         n = step.num_tokens
         qkv = self._qkv_proj(n, x)
-        q, k, v = qkv.split((self._q_size, self._kv_size, self._kv_size), dim=1)
+        # The function, not the method: Tensor.split is a Python wrapper around it.
+        q, k, v = torch.split_with_sizes(qkv, self._qkv_sizes, 1)
         if self._norms is not None:
             q = self._norms[0](n, q.reshape(-1, self._head_dim)).view(n, -1)
             k = self._norms[1](n, k.reshape(-1, self._head_dim)).view(n, -1)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _DTYPES = ("float32", "bfloat16")
+_LANES = 16  # float32 values of the kernels' vectors
+_MAX_HEAD_DIM = 512
 _LEAF = (
     Leaf(kind="symbol", name="hal_kernels.attention"),
     Leaf(kind="instruction", name="vfmadd"),
@@ -82,8 +84,14 @@ def _common(device: DeviceSpec, r: AttentionRequest) -> list[Reason]:
         limit(
             "head_dim",
             r.head_dim,
-            "a multiple of 16, at most 256",
-            is_met=r.head_dim % 16 == 0 and r.head_dim <= 256,
+            f"a multiple of {_LANES}, at most {_MAX_HEAD_DIM}",
+            is_met=r.head_dim % _LANES == 0 and r.head_dim <= _MAX_HEAD_DIM,
+        ),
+        limit(
+            "block_size",
+            r.block_size,
+            f"a multiple of {_LANES}",
+            is_met=r.block_size % _LANES == 0,
         ),
     )
 
