@@ -1,0 +1,46 @@
+"""The generator of the documents, importable; the example plug-in, installed once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from document_blocks import ROOT
+
+
+@pytest.fixture(scope="session")
+def generator() -> Iterator[dict[str, ModuleType]]:
+    """The modules of docs/ by name."""
+    folder = str(ROOT / "docs")
+    names = ("sources", "support", "tables", "generate")
+    sys.path.insert(0, folder)
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(folder)
+        for name in names:
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def command_environment() -> dict[str, str]:
+    """What a reader has: the environment's commands first on the path, 100 columns, no HAL_*."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HAL_")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return kept | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="session")
+def example_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the installed example plug-in. Building it may download hatchling."""
+    target = tmp_path_factory.mktemp("example-plugin")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+    subprocess.run([*pip, str(ROOT / "examples" / "hal-example")], check=True, timeout=240)
+    return target
