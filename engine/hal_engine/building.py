@@ -43,14 +43,19 @@ def build_runner(
     with tempfile.TemporaryDirectory(prefix="halstack-") as folder:
         rendezvous = str(Path(folder) / "rendezvous")
         workers = start_workers(order, world_size, rendezvous, num_blocks, planned.plan.hash)
+        group: CollectiveGroup | None = None
         try:
+            # A worker that cannot take part would let the rendezvous run into its timeout.
+            workers.wait_until("planned")
             group = runtime.create_group(0, world_size, rendezvous)
             local, ops = build_rank(planned, 0, group, num_blocks, progress)
-            workers.wait_until_ready()
+            workers.wait_until("ready")
         except BaseException:
             workers.stop()
+            if group is not None:
+                group.close()
             raise
-    return TensorParallelRunner(local, workers), ops
+    return TensorParallelRunner(local, workers, group), ops
 
 
 def build_rank(

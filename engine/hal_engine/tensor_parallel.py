@@ -18,11 +18,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 
 from hal.errors import HalError
+from hal.ops.collective import CollectiveGroup
 from hal_engine.batch import Batch
 from hal_engine.runner import LocalRunner
 
@@ -63,12 +64,15 @@ class Workers:
     def process_ids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
 
-    def wait_until_ready(self) -> None:
-        """Raises WorkerError with the worker's own words if one fails or takes too long."""
+    def wait_until(self, state: Literal["planned", "ready"]) -> None:
+        """Returns when every worker has made rank 0's plan, or has loaded its weights as well.
+
+        Raises WorkerError with the worker's own words if one fails or takes too long.
+        """
         deadline = time.monotonic() + READY_DEADLINE_S
         for worker in self._workers:
             answer = _read_line(worker, deadline)
-            if answer.get("state") != "ready":
+            if answer.get("state") != state:
                 raise WorkerError(
                     f"tensor-parallel rank {worker.rank}",
                     "a worker that plans as rank 0 does and has loaded its weights",
@@ -177,9 +181,10 @@ def start_workers(
 class TensorParallelRunner:
     """A `ModelRunner` whose batches run on all ranks."""
 
-    def __init__(self, local: LocalRunner, workers: Workers) -> None:
+    def __init__(self, local: LocalRunner, workers: Workers, group: CollectiveGroup) -> None:
         self._local = local
         self._workers = workers
+        self._group = group
 
     @property
     def block_size(self) -> int:
@@ -223,4 +228,5 @@ class TensorParallelRunner:
 
     def close(self) -> None:
         self._workers.stop()
+        self._group.close()
         self._local.close()

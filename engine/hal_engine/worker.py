@@ -1,8 +1,8 @@
 """The process of a tensor-parallel rank above 0: plans, loads, then runs the batches it is sent.
 
 Standard input: a line of JSON with the order, then a batch a line; its end means to stop. Standard
-output: one line of JSON that says ready or why not. It refuses to run a plan that differs from rank
-0's, so ranks cannot disagree on what runs.
+output: a line of JSON when it has planned and one when it is ready, or one that says why not. It
+refuses to run a plan that differs from rank 0's, so ranks cannot disagree on what runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hal_engine.planning import plan_model
 from hal_engine.runner import LocalRunner
 
 
-def _build(order: dict[str, Any]) -> LocalRunner:
+def _build(order: dict[str, Any], channel: IO[str]) -> LocalRunner:
     registry = load_backends(disabled=order["disabled_plugins"])
     waivers = load_waivers(order["waivers"]) if order["waivers"] else WaiverBook()
     options = EngineOptions.model_validate(order["options"])
@@ -38,6 +38,7 @@ def _build(order: dict[str, Any]) -> LocalRunner:
             planned.plan.hash,
             "every rank needs the same versions, environment, settings and devices",
         )
+    _answer(channel, state="planned")
     runtime = registry.create_runtime(planned.device)
     group = runtime.create_group(order["rank"], order["world_size"], order["rendezvous"])
     runner, _ = build_rank(planned, order["rank"], group, order["num_blocks"])
@@ -58,7 +59,7 @@ def main() -> int:
     os.dup2(2, 1)
     order = json.loads(sys.stdin.buffer.readline())
     try:
-        runner = _build(order)
+        runner = _build(order, channel)
     except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
         _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
         return 1

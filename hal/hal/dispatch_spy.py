@@ -41,6 +41,8 @@ _PRODUCTS = (
     "_dyn_quant_matmul_4bit",
     "mkldnn_linear",
     "convolution",
+    "_trilinear",
+    "_cdist_forward",
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -105,7 +107,11 @@ class DispatchSpy(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             self.num_tracked += 1
             if not self._inside:
                 self.escaped.append(EscapedCall(name, _location()))
-        return func(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+        # In inference mode an op made of others (inner, tensordot, …) arrives whole: look inside.
+        with self:
+            result = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 def is_tracked(name: str) -> bool:

@@ -36,6 +36,10 @@ class GlooGroup:
         dist.all_gather(parts, x.contiguous(), group=self.process_group)
         return parts
 
+    def close(self) -> None:
+        """Ends the connections. Peers that still wait for this rank get an error."""
+        dist.destroy_process_group(self.process_group)
+
 
 class CpuRuntime:
     """The host's CPU with one thread per usable core."""

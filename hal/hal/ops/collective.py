@@ -46,6 +46,10 @@ class CollectiveGroup(Protocol):
         """The torch.distributed process group (or the vendor's), for real implementations."""
         ...
 
+    def close(self) -> None:
+        """Leaves the group; the same process may join another one afterwards."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest(OpRequest):
