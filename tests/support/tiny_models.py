@@ -44,17 +44,19 @@ class TinyModel:
     oracle: Any
 
 
-def make_tiny_model(family: str, folder: Path, *, seed: int, num_kv_heads: int = 2) -> TinyModel:
+def make_tiny_model(
+    family: str, folder: Path, *, seed: int, num_heads: int = 4, num_kv_heads: int = 2
+) -> TinyModel:
     """Random weights large enough that attention is not uniform and logits differ."""
     name, extra = FAMILIES[family]
     config_type = getattr(transformers, f"{name}Config")
     model_type = getattr(transformers, f"{name}ForCausalLM")
     config = config_type(
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
+        hidden_size=32 * num_heads,
         intermediate_size=256,
         num_hidden_layers=3,
-        num_attention_heads=4,
+        num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         max_position_embeddings=MAX_POSITIONS,
         bos_token_id=0,
