@@ -1,1 +1,1 @@
-"""The capability database of devices. It holds no data yet: a CPU is detected on the host itself."""
+"""The capability database of devices. It holds no data yet: a CPU is detected on its host."""

@@ -40,7 +40,7 @@ _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 
 
 async def completions(request: Request) -> Response:
-    """Text completion, streamed or not. Raises ApiError, the engine's errors and ClientDisconnected."""
+    """Text, streamed or not. Raises ApiError, the engine's errors and ClientDisconnected."""
     state = state_of(request)
     body = await read_request(request, CompletionRequest)
     n, best_of = body.n or 1, body.best_of or body.n or 1
