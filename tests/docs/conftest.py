@@ -1,10 +1,9 @@
-"""The generator of the documents, importable; the example plug-in, installed once."""
+"""The generator of the documents, importable, and the environment of a reader."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +34,3 @@ def command_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HAL_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return kept | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
-
-
-@pytest.fixture(scope="session")
-def example_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the installed example plug-in. Building it may download hatchling."""
-    target = tmp_path_factory.mktemp("example-plugin")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-    subprocess.run([*pip, str(ROOT / "examples" / "hal-example")], check=True, timeout=240)
-    return target

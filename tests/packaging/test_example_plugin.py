@@ -31,21 +31,14 @@ CONFIG = {
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the installed example. Building it may download hatchling."""
-    folder = tmp_path_factory.mktemp("example-plugin")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    subprocess.run([*pip, str(EXAMPLE)], check=True, timeout=240)
-    return folder
-
-
 @pytest.fixture
-def hal(target: Path) -> Run:
+def hal(example_target: Path) -> Run:
     """`hal` in an environment that has the example; EXAMPLE_ACCELERATOR as given."""
 
     def run(*arguments: str, accelerator: str = "1") -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(p for p in (str(target), os.environ.get("PYTHONPATH", "")) if p)
+        path = os.pathsep.join(
+            p for p in (str(example_target), os.environ.get("PYTHONPATH", "")) if p
+        )
         environment = os.environ | {"PYTHONPATH": path, "EXAMPLE_ACCELERATOR": accelerator}
         command = [sys.executable, "-c", "from hal.cli import main; main()", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

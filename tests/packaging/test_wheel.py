@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -26,12 +25,11 @@ FOLDERS = {
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The built wheel. Where hatchling is not installed, pip fetches it for the build."""
+def wheel(
+    tmp_path_factory: pytest.TempPathFactory, build_options: list[str]
+) -> Iterator[zipfile.ZipFile]:
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
-    if importlib.util.find_spec("hatchling") is not None:
-        pip.append("--no-build-isolation")
+    pip = [sys.executable, "-m", "pip", "wheel", *build_options, "-w", str(folder)]
     subprocess.run([*pip, str(ROOT)], check=True, timeout=240)
     (path,) = folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:

@@ -61,13 +61,13 @@ def all_blocks() -> list[Block]:
 
 
 def commands_of(block: Block) -> list[Command]:
-    """The commands of a console block; a backslash at the end of a line continues it."""
+    """The commands of a console block; a final backslash or an open quote continues a line."""
     commands: list[Command] = []
     lines = iter(block.text.splitlines())
     for line in lines:
         if line.startswith("$ "):
             written = [line.removeprefix("$ ")]
-            while written[-1].endswith("\\"):
+            while written[-1].endswith("\\") or "\n".join(written).count("'") % 2:
                 written.append(next(lines))
             commands.append(Command("\n".join(written), ()))
         elif commands:
