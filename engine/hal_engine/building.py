@@ -21,6 +21,8 @@ from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_
 
 # Of the memory that is free once the weights are read, the share that the KV cache may take.
 KV_MEMORY_SHARE = 0.4
+# And no more than this without being asked (num_blocks), unless one sequence needs it.
+DEFAULT_KV_BYTES = 4 << 30
 
 Progress = Callable[[str, int, int], None]  # (what, done, in all)
 
@@ -139,4 +141,4 @@ def choose_num_blocks(planned: PlannedModel, free_bytes: int) -> int:
             f"{budget / 2**30:.1f} GiB ({KV_MEMORY_SHARE:.0%} of the free memory less the weights)",
             "lower max_model_len, or set num_blocks",
         )
-    return min(useful, affordable)
+    return min(useful, affordable, max(needed, DEFAULT_KV_BYTES // block_bytes))

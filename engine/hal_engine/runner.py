@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from hal.binding import BoundOps
@@ -15,6 +17,8 @@ from hal_engine.config import ModelConfig
 from hal_engine.models.decoder import Decoder, StepInputs
 from hal_engine.precision import Precision
 from hal_engine.shards import Shard
+
+_CACHE_LINE_BYTES = 64
 
 
 class LocalRunner:
@@ -39,8 +43,7 @@ class LocalRunner:
         shape = (num_blocks, block_size, shard.num_kv_heads, config.head_dim)
         dtype = torch_dtype(precision.kv_dtype)
         self._caches = [
-            (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
-            for _ in range(config.num_layers)
+            (_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in range(config.num_layers)
         ]
         self._top_k_top_p = None
         if shard.rank == 0:
@@ -139,6 +142,19 @@ class LocalRunner:
         )
 
 
+def zeroed_host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A zero tensor whose pages exist only once they are written, aligned to a page.
+
+    torch.zeros writes every byte: a cache sized for the worst case would hold that memory from the
+    start. Huge pages spare the attention kernels most of their address translations.
+    """
+    num_bytes = max(1, math.prod(shape)) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+
+
 def _logit_rows(batch: Batch) -> list[int]:
     """Rows of the flat batch whose logits are wanted, in order."""
     rows: list[int] = []
@@ -151,3 +167,15 @@ def _logit_rows(batch: Batch) -> list[int]:
             rows += range(first, last + 1)
         first = last + 1
     return rows
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory the system gives page by page as it is written.
+
+    torch.zeros would write a cache of gigabytes at the start. Aligned to a cache line, like torch's
+    own memory.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, dtype=np.uint8)
+    first = -memory.ctypes.data % _CACHE_LINE_BYTES
+    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
