@@ -6,7 +6,6 @@ import math
 import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from hal.binding import BoundOps
@@ -18,8 +17,6 @@ from hal_engine.config import ModelConfig
 from hal_engine.models.decoder import Decoder, StepInputs
 from hal_engine.precision import Precision
 from hal_engine.shards import Shard
-
-_CACHE_LINE_BYTES = 64
 
 
 class LocalRunner:
@@ -44,7 +41,8 @@ class LocalRunner:
         shape = (num_blocks, block_size, shard.num_kv_heads, config.head_dim)
         dtype = torch_dtype(precision.kv_dtype)
         self._caches = [
-            (_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in range(config.num_layers)
+            (zeroed_host_memory(shape, dtype), zeroed_host_memory(shape, dtype))
+            for _ in range(config.num_layers)
         ]
         self._top_k_top_p = None
         if shard.rank == 0:
@@ -168,15 +166,3 @@ def _logit_rows(batch: Batch) -> list[int]:
             rows += range(first, last + 1)
         first = last + 1
     return rows
-
-
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose memory the system gives page by page as it is written.
-
-    torch.zeros would write a cache of gigabytes at the start. Aligned to a cache line, like torch's
-    own memory.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, dtype=np.uint8)
-    first = -memory.ctypes.data % _CACHE_LINE_BYTES
-    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)

@@ -92,15 +92,19 @@ class Workers:
 
     def explain(self, error: Exception) -> WorkerError:
         """Turns a failed collective into an error that names the rank that is gone."""
-        for worker in self._workers:
-            if worker.process.poll() is not None:
-                return self._lost(worker)
+        # A dying process closes its connections a little before it can be seen as ended.
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            for worker in self._workers:
+                if worker.process.poll() is not None:
+                    return self._lost(worker)
+            time.sleep(0.02)
         ranks = ", ".join(str(worker.rank) for worker in self._workers)
         return WorkerError(
             "tensor-parallel group",
             "every rank to take part in each collective in time",
             f"ranks {ranks} run but at least one does not answer ({_first_line(error)})",
-            "restart the server; a frozen worker has been killed",
+            "restart the server; the workers are ended",
         )
 
     def _lost(self, worker: _Worker) -> WorkerError:
