@@ -23,6 +23,7 @@ import tiny_models
 from hal_process import ServerProcess, run_hal, serving
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
+BLOCKS = ("--set", "engine.num_blocks=512")  # a test needs no gigabytes
 CHAT = [{"role": "user", "content": "Name three primary colours."}]
 PROMPTS = [
     f"{text} {'and then ' * (i % 3)}"
@@ -43,7 +44,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    with serving(smollm2_gguf) as running:
+    with serving(smollm2_gguf, *BLOCKS) as running:
         yield running
 
 
@@ -103,7 +104,7 @@ def test_completions_streaming_and_not(server: ServerProcess) -> None:
 
 
 def test_the_plan_is_the_one_of_hal_plan(server: ServerProcess, smollm2_gguf: Path) -> None:
-    planned = json.loads(run_hal("plan", smollm2_gguf, "--json", "-").stdout)
+    planned = json.loads(run_hal("plan", smollm2_gguf, *BLOCKS, "--json", "-").stdout)
     with server.http() as client:
         response = client.post(
             "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1}
@@ -245,7 +246,7 @@ def test_overload_is_refused_with_a_time_to_come_back(small_server: ServerProces
 
 
 def test_sigterm_lets_streams_finish(smollm2_gguf: Path) -> None:
-    with serving(smollm2_gguf) as server:
+    with serving(smollm2_gguf, *BLOCKS) as server:
         stream = server.openai().completions.create(
             model=MODEL, prompt=PROMPTS[3], max_tokens=120, stream=True, temperature=0
         )

@@ -105,7 +105,8 @@ def test_the_proposed_waiver_allows_it(smollm2_gguf: Path, tmp_path: Path) -> No
     assert plan.returncode == 0, plan.stderr
     assert "slow is fine here" in plan.stdout
     assert "degraded" in plan.stdout
-    with serving(smollm2_gguf, "--waivers", waivers, command=command) as server:
+    few_blocks = ("--set", "engine.num_blocks=64")
+    with serving(smollm2_gguf, "--waivers", waivers, *few_blocks, command=command) as server:
         assert server.ready_line.startswith("degraded")
         with server.http() as client:
             ready = client.get("/ready")
