@@ -145,12 +145,15 @@ def zeroed_host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     """A zero tensor whose pages exist only once they are written, aligned to a page.
 
     torch.zeros writes every byte: a cache sized for the worst case would hold that memory from the
-    start. Huge pages spare the attention kernels most of their address translations.
+    start. Huge pages spare the attention kernels most of their address translations; Linux gives
+    them to private mappings, to shared ones (mmap's default) only where it is configured to.
     """
     num_bytes = max(1, math.prod(shape)) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, num_bytes)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
 
 
