@@ -11,6 +11,7 @@ from typing import Any
 
 from hal.device import DeviceSpec
 from hal.errors import DeviceNotFoundError
+from hal.measurements import with_measurements
 from hal.plan import Plan
 from hal.planner import PlanInputs, create_plan
 from hal.plugins.registry import BackendRegistry
@@ -49,7 +50,7 @@ def plan_model(
     serve, lost fast paths), WaiverError, DeviceNotFoundError.
     """
     config = load_model_config(model)
-    device = select_device(registry, options.device)
+    device = with_measurements(select_device(registry, options.device))
     precision = resolve_precision(config, options.precision, options.kv_dtype, device.features)
     limits = StepLimits(
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -15,6 +15,7 @@ from typing import Any
 from hal.candidates import KernelCandidate
 from hal.ops.request import OpRequest, TokenRange
 from hal.reasons import ReasonKind
+from hal.roofline import Bound
 from hal.selection import Decision
 
 SCHEMA = "halstack.plan/1"
@@ -53,6 +54,7 @@ class PlannedOp:
     tokens: TokenRange
     decision: Decision
     waiver: str | None = None  # of a lost fast path or a semantic change, as text
+    bound: Bound | None = None  # of one call at the upper end of `tokens`
 
     @property
     def choice(self) -> KernelCandidate:
@@ -73,6 +75,8 @@ class PlannedOp:
             "distribution": decision.choice.distribution,
             "is_explicit": decision.is_explicit,
             "estimate_us": decision.estimate_us,
+            "roofline_us": None if self.bound is None else round(self.bound.us, 2),
+            "roofline_by": None if self.bound is None else self.bound.by,
             "leaf": [{"kind": leaf.kind, "name": leaf.name} for leaf in decision.choice.leaf],
             "semantic_notes": [
                 {"name": note.name, "text": note.text} for note in decision.semantic_notes
@@ -88,6 +92,8 @@ class Plan:
 
     model, settings: plain data that names the model and what the user asked for. devices:
     `DeviceSpec.to_dict()` of the group. notes: remarks for people (what is not exact and where).
+    policy: what the device's backend forces on and disables, with reasons. decode_bound_us: least
+    time of a decode step with one sequence on the measured device.
     """
 
     model: Mapping[str, Any]
@@ -97,6 +103,8 @@ class Plan:
     ops: Sequence[PlannedOp]
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    policy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    decode_bound_us: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -108,6 +116,8 @@ class Plan:
             "versions": dict(self.versions),
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "notes": list(self.notes),
+            "policy": {name: dict(entries) for name, entries in self.policy.items()},
+            "decode_roofline_us": self.decode_bound_us,
             "ops": [op.to_dict() for op in self.ops],
         }
         document["hash"] = plan_hash(document)
@@ -136,7 +146,7 @@ def plan_hash(document: Mapping[str, Any]) -> str:
 
     Raises ValueError if the document holds a number that is not finite: JSON has none.
     """
-    stable = {key: value for key, value in document.items() if key != "hash"}
+    stable = _without(document, ("hash", "decode_roofline_us"))
     stable["devices"] = [_without(device, _MEASURED) for device in document["devices"]]
     stable["ops"] = [_stable_op(op) for op in document["ops"]]
     canonical = json.dumps(stable, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -150,7 +160,7 @@ def _without(data: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
     # Losers are listed by rank and say by how many µs they lost: neither is what will run.
     losers = sorted(op["rejected"], key=lambda loser: str(loser["name"]))
-    return _without(op, ("estimate_us",)) | {
+    return _without(op, ("estimate_us", "roofline_us", "roofline_by")) | {
         "rejected": [
             _without(loser, ("estimate_us",))
             | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}

@@ -14,9 +14,11 @@ from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
 from hal.errors import PlanError, RequestError
 from hal.ops import CATALOGUE
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.request import OpRequest
 from hal.plan import OpSite, Plan, PlannedOp
 from hal.ranges import decide_ranges
+from hal.roofline import bound_of, step_bound_us
 from hal.selection import Decision, SelectionRules, select
 from hal.suggestions import did_you_mean
 from hal.waivers import Waiver, WaiverBook, waiver_text
@@ -116,7 +118,8 @@ def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[
                 problems.append(f"{site.site} ({request.label}, {tokens} tokens): {lost}")
                 stanzas.append(waiver_text(request, site.site, inputs.device, kind="tier"))
         text = "; ".join(w.describe() for w in waivers if w is not None) or None
-        ops.append(PlannedOp(site=site, tokens=tokens, decision=decision, waiver=text))
+        bound = bound_of(request, tokens.high, inputs.device)
+        ops.append(PlannedOp(site=site, tokens=tokens, decision=decision, waiver=text, bound=bound))
     return ops, problems, stanzas
 
 
@@ -150,7 +153,23 @@ def create_plan(
         ops=ops,
         notes=[*notes, *_copy_notes(ops)],
         versions=versions or {},
+        policy={
+            "forced_features": inputs.policy.forced_features,
+            "disabled": inputs.policy.disabled,
+        },
+        decode_bound_us=_decode_bound_us(inputs) if world_size == 1 else None,
     )
+
+
+def _decode_bound_us(inputs: PlanInputs) -> float | None:
+    """Least time of a step that decodes one token; collectives would need the links' rates."""
+    calls = [
+        (site.request, max(1, len(site.layers)))
+        for site in inputs.sites
+        if site.request.phase != "prefill"
+    ]
+    total = step_bound_us(calls, 1, inputs.device)
+    return None if total is None else round(total, 1)
 
 
 def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
@@ -159,8 +178,25 @@ def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
     for op in ops:
         if _is_weighted(op.site):
             layouts.setdefault(op.site, set()).add(op.choice.weight_layout or op.choice.name)
+    sites: dict[tuple[str, ...], list[str]] = {}
+    extra: dict[tuple[str, ...], int] = {}
+    for site, held in layouts.items():
+        if len(held) > 1:
+            key = tuple(sorted(held))
+            sites.setdefault(key, []).append(site.site)
+            extra[key] = extra.get(key, 0) + _weight_bytes(site) * (len(held) - 1)
     return [
-        f"{site.site}: the weight is held {len(held)} times ({', '.join(sorted(held))})"
-        for site, held in layouts.items()
-        if len(held) > 1
+        f"weights are held {len(held)} times ({', '.join(held)}), {extra[held] / 2**20:,.0f} MiB "
+        f"more: {', '.join(names)}"
+        for held, names in sites.items()
     ]
+
+
+def _weight_bytes(site: OpSite) -> int:
+    """Bytes of the weights of all layers of a site, as stored."""
+    request = site.request
+    if isinstance(request, GemmRequest | GroupedGemmRequest):
+        experts = request.num_experts if isinstance(request, GroupedGemmRequest) else 1
+        stored = request.weight_format.weight_bytes(request.n, request.k)
+        return stored * experts * max(1, len(site.layers))
+    return 0

@@ -37,6 +37,21 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
         highlight=False,
     )
     console.print(_table(plan))
+    if plan.decode_bound_us is not None:
+        console.print(
+            "Times are of one call at the upper end of the token range. Least time of a decode "
+            f"step with one sequence, by the measured device (m memory, c compute): "
+            f"{plan.decode_bound_us / 1000:.1f} ms, {1e6 / plan.decode_bound_us:,.0f} tokens/s",
+            style="dim",
+            highlight=False,
+        )
+    else:
+        console.print(
+            "Times are of one call at the upper end of the token range. For rooflines measure the "
+            "device once: hal devices --measure",
+            style="dim",
+            highlight=False,
+        )
     for note in plan.notes:
         console.print(Text(f"note: {note}", style="yellow"))
     for waiver in plan.waivers_in_use():
@@ -47,30 +62,39 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
 
 def _table(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("call site", "op", "tokens", "implementation", "tier"):
+    for name in ("call site", "tokens", "implementation", "tier"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
-    table.add_column("est. µs", justify="right")
+    table.add_column("est. µs", justify="right", no_wrap=True)
+    is_measured = any(op.bound is not None for op in plan.ops)
+    if is_measured:
+        table.add_column("bound µs", justify="right", no_wrap=True)
     previous = ""
     for op in plan.ops:
         site = _site_label(op)
         table.add_row(
             "" if site == previous else site,
-            op.site.request.label,
             str(op.tokens),
             op.choice.name,
             Text(op.choice.tier.label, style=TIER_STYLES[op.choice.tier.label]),
             "" if op.decision.estimate_us is None else f"{op.decision.estimate_us:,.0f}",
+            *((_bound(op),) if is_measured else ()),
         )
         previous = site
     return table
 
 
+def _bound(op: PlannedOp) -> str:
+    return "" if op.bound is None else f"{op.bound.us:,.0f} {op.bound.by[0]}"
+
+
 def _site_label(op: PlannedOp) -> str:
     layers = op.site.layers
-    if not layers:
-        return op.site.site
-    number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-    return op.site.site.replace("*", number)
+    label = op.site.site
+    if layers:
+        number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+        label = label.replace("*", number)
+    phase = op.site.request.phase
+    return label if phase == "any" else f"{label} ({phase})"
 
 
 def _print_losers(plan: Plan, console: Console) -> None:

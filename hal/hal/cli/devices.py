@@ -9,6 +9,7 @@ import typer
 
 from hal.cli.context import cli_context
 from hal.cli.output import format_bytes, format_rate, print_json, print_table, print_text
+from hal.measurements import save_measurements, with_measurements
 
 if TYPE_CHECKING:
     from hal.device import DeviceSpec
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def _devices(
     ctx: typer.Context,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure bandwidth and rates; takes a while.")
+        bool, typer.Option("--measure", help="Measure bandwidth and rates; plans use them.")
     ] = False,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show how each value is known.")
@@ -34,6 +35,10 @@ def _devices(
     specs = [registry.describe(device.device_id) for device in registry.devices]
     if measure:
         specs = [registry.measure(spec) for spec in specs]
+        for spec in specs:
+            save_measurements(spec)
+    else:
+        specs = [with_measurements(spec) for spec in specs]
     if as_json:
         print_json([spec.to_dict() for spec in specs])
     elif specs:
