@@ -35,7 +35,7 @@ def _build(order: dict[str, Any], channel: IO[str]) -> LocalRunner:
         raise PlanError(
             f"rank {order['rank']}",
             f"the plan of rank 0, {order['plan_hash']}",
-            planned.plan.hash,
+            f"{planned.plan.hash} ({'; '.join(planned.plan.notes) or 'without notes'})",
             "every rank needs the same versions, environment, settings and devices",
         )
     _answer(channel, state="planned")

@@ -241,7 +241,15 @@ def test_w8a8_against_the_same_rounding(registry: BackendRegistry, tmp_path: Pat
     assert error < rounding / 3
 
 
-@pytest.mark.parametrize("precision", ["w8", "w8a8", "w4", "w4a8"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "w8a8",
+        "w4a8",
+        pytest.param("w8", marks=pytest.mark.long),
+        pytest.param("w4", marks=pytest.mark.long),
+    ],
+)
 def test_rounded_precisions_of_the_real_model(
     oracle: GreedyOracle, smollm2_gguf: Path, registry: BackendRegistry, precision: str
 ) -> None:

@@ -170,7 +170,8 @@ def test_a_worker_lost_while_idle_fails_the_next_request(
     folder, expected = oracle
     with running(folder, 2) as (engine, workers):
         workers[0].kill()
-        workers[0].wait(10)
+        while workers[0].status() != psutil.STATUS_ZOMBIE:  # reaping it is the engine's business
+            time.sleep(0.01)
         began = time.monotonic()
         completion = complete(engine, expected.prompts[:1])[0]
         assert time.monotonic() - began < LOST_DEADLINE_S
@@ -184,12 +185,12 @@ def test_a_worker_with_another_plan_is_refused(oracle: tuple[Path, GreedyOracle]
     folder, _ = oracle
     registry = load_backends()
     planned = plan_model(folder, EngineOptions(tp=2, **OPTIONS), registry, WaiverBook())
-    other = "cpu.gemm.linear_fp32"
-    assert {op.choice.name for op in planned.plan.ops} & {other} == set()
+    other = "reference.attention"
+    assert other not in {op.choice.name for op in planned.plan.ops}
     order = WorkerOrder(
         model=str(planned.config.source),
         options=planned.options.model_dump(mode="json"),
-        use={"gemm": other},
+        use={"attention.decode": other},
         waivers="",
     )
     began = time.monotonic()

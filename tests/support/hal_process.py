@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import httpx
 import openai
@@ -92,14 +91,22 @@ def serving(model: Path, *args: object, command: Sequence[str] = HAL) -> Iterato
         start_new_session=True,
     )
     output: list[str] = []
-    try:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        """To the end: a server whose output nobody reads would block on a full pipe."""
         assert process.stdout is not None
-        line = _wait_for(process.stdout, output)
+        for line in process.stdout:
+            output.append(line)
+            lines.put(line)
+        lines.put("")
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        line = _wait_for(lines, output)
         port = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         assert port is not None, line
-        # Somebody must go on reading, or the server would block on a full pipe.
-        reader = threading.Thread(target=output.extend, args=(process.stdout,), daemon=True)
-        reader.start()
         yield ServerProcess(process, int(port.group(1)), line, output)
     finally:
         if process.poll() is None:
@@ -108,16 +115,11 @@ def serving(model: Path, *args: object, command: Sequence[str] = HAL) -> Iterato
         process.wait(30)
 
 
-def _wait_for(stream: IO[str], output: list[str]) -> str:
+def _wait_for(lines: queue.SimpleQueue[str], output: list[str]) -> str:
     """The line that says where the server is; fails the test with the output if there is none."""
-    deadline = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < deadline:
-        if not select.select([stream], [], [], 1.0)[0]:
-            continue
-        line = stream.readline()
-        if not line:
-            break
-        output.append(line)
-        if ": serving " in line:
-            return line
+    with contextlib.suppress(queue.Empty):
+        deadline = time.monotonic() + START_DEADLINE_S
+        while line := lines.get(timeout=max(0.01, deadline - time.monotonic())):
+            if ": serving " in line:
+                return line
     raise AssertionError("the server did not become ready:\n" + "".join(output[-40:]))
