@@ -56,7 +56,10 @@ class PromptWriter:
         candidates = sorted(
             name[1:]
             for name in tokenizer.get_vocab()
-            if name.startswith("Ġ") and name[1:].isascii() and name[1:].isalpha() and name.islower()
+            if name.startswith("Ġ")
+            and name[1:].isascii()
+            and name[1:].isalpha()
+            and name[1:].islower()
         )
         self._words = [w for w in candidates if len(tokenizer.encode(f" {w}").ids) == 1]
         if len(tokenizer.encode(self.write(PROMPT_TOKENS)).ids) != PROMPT_TOKENS:

