@@ -31,6 +31,7 @@ from hal_engine.api import (
     Tokenizer,
 )
 from hal_engine.batch import ModelRunner
+from hal_engine.compute_thread import ComputeThread
 from hal_engine.engine_core import EngineCore, Events, make_event
 from hal_engine.event_streams import EventStream, Reply, deliver
 from hal_engine.scheduler import SchedulerConfig
@@ -53,7 +54,9 @@ class Engine:
         degraded_reasons: Sequence[str] = (),
         op_calls: Callable[[], Sequence[OpCallCount]],
         grammar_limits: GrammarLimits | None = None,
+        thread: ComputeThread | None = None,
     ) -> None:
+        """thread: the one that built the runner, which then becomes the engine's."""
         self._model_id = model_id
         self._runner = runner
         self._tokenizer = tokenizer
@@ -77,8 +80,7 @@ class Engine:
         self._closing = False
         self._death: BaseException | None = None
         self._close_error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="hal-engine", daemon=True)
-        self._thread.start()
+        self._thread = (thread or ComputeThread()).become(self._run)
 
     @property
     def model_id(self) -> str:

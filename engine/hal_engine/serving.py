@@ -12,6 +12,7 @@ from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook, load_waivers
 from hal_engine.api import OpCallCount, Tokenizer
 from hal_engine.building import Progress, build_runner
+from hal_engine.compute_thread import ComputeThread
 from hal_engine.engine_loop import Engine
 from hal_engine.model_source import resolve_model
 from hal_engine.options import EngineOptions
@@ -65,7 +66,12 @@ def start_engine(
         waivers=str(waivers),
         disabled_plugins=disabled_plugins,
     )
-    runner, ops = build_runner(planned, registry, order, progress)
+    thread = ComputeThread()
+    try:
+        runner, ops = thread.call(lambda: build_runner(planned, registry, order, progress))
+    except BaseException:
+        thread.end()
+        raise
     return Engine(
         model_id(planned),
         runner,
@@ -79,6 +85,7 @@ def start_engine(
         plan_json=planned.plan.to_dict(),
         degraded_reasons=planned.plan.waivers_in_use(),
         op_calls=lambda: op_call_counts(ops),
+        thread=thread,
     )
 
 

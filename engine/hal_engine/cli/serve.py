@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,10 @@ from hal_engine.cli.plan_table import print_plan, terminal
 
 if TYPE_CHECKING:
     from hal_engine.building import Progress as Report
+
+# The engine's thread takes the interpreter lock back after each kernel; Python's default lets the
+# server's thread keep it for 5 ms, as long as half a decode step.
+SWITCH_INTERVAL_S = 0.0002
 
 
 def serve(
@@ -69,6 +74,7 @@ def serve(
             disabled_plugins=session.shared.plugin_settings.disable,
             progress=report,
         )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise typer.Exit(run_server(engine, server, listener=listener))
 
 
