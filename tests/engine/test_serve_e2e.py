@@ -26,7 +26,7 @@ MODEL = "SmolLM2-135M-Instruct.Q4_1"
 BLOCKS = ("--set", "engine.num_blocks=512")  # a test needs no gigabytes
 CHAT = [{"role": "user", "content": "Name three primary colours."}]
 PROMPTS = [
-    f"{text} {'and then ' * (i % 3)}"
+    text + " and then" * (i % 3)
     for i, text in enumerate(
         (
             "The capital of France is",
