@@ -34,3 +34,11 @@ def command_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HAL_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return kept | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="session")
+def fresh_environment(
+    command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The same on a machine where nothing was measured (and no kernel compiled) yet."""
+    return command_environment | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
