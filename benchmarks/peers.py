@@ -7,7 +7,8 @@ One runs at a time, the others are stopped by the kernel; they take turns over t
 
   python benchmarks/peers.py --setup all          environments and weights, one after the other
   python benchmarks/peers.py --check              only: does each load, and are its answers right?
-  python benchmarks/peers.py                      the timed run (a quiet machine, < 20 minutes)
+  python benchmarks/peers.py                      the timed run, on a quiet machine
+  python benchmarks/peers.py --rounds 2 --prefill-repeats 1 --new-tokens 32    the same, shorter
   python benchmarks/peers.py --only halstack-fp32 openvino-fp32 --rounds 5
 
 Rows: prefill of 512 tokens; decode of 64 new tokens after 128-token prompts at batch 1, 8, 16.
@@ -17,6 +18,7 @@ Results: benchmarks/results/<date>-peers.json and .md. Exit status 1 if nothing 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -169,6 +171,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="name all contenders, then end")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (default 3)")
+    parser.add_argument("--prefill-repeats", type=int, default=3, help="in a turn (default 3)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="decoded (default 64)")
     parser.add_argument("--threads", type=int, default=2, help="of each contender (default 2)")
     parser.add_argument(
         "--cache", type=Path, default=DEFAULT_CACHE, help=f"default {DEFAULT_CACHE}"
@@ -201,7 +205,10 @@ def main() -> int:
         return set_up(chosen.setup, chosen.cache, chosen.gguf)
     entries = selected(chosen.only)
     # A check runs every shape of batch, but on few tokens.
-    workload = Workload(prefill_tokens=64, prompt_tokens=16) if chosen.check else Workload()
+    if chosen.check:
+        workload = Workload(prefill_tokens=64, prompt_tokens=16)
+    else:
+        workload = Workload(prefill_repeats=chosen.prefill_repeats, new_tokens=chosen.new_tokens)
     options = RunOptions(
         cache=chosen.cache,
         threads=chosen.threads,
@@ -231,6 +238,7 @@ def main() -> int:
         "method": METHOD,
         "machine": machine_facts(),
         "threads": chosen.threads,
+        "workload": dataclasses.asdict(workload),
         "rounds": chosen.rounds,
         "seconds": round(time.monotonic() - started),
         "load_average": [load_before, load_average()],
