@@ -1,5 +1,6 @@
 """The root command: core commands at once, commands of plug-ins only when one is asked for."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,6 +126,8 @@ def create_app() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `hal`. Exit codes: 0 fine, 1 something found wrong, 2 a user's error, 130 interrupted."""
+    # Vendors' torch extensions are loaded by their plug-ins, never by `import torch` itself.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     words = list(sys.argv[1:] if arguments is None else arguments)
     shared = CliContext(is_debug="--debug" in words)
     command = get_command(create_app())
