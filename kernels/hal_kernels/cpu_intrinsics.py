@@ -109,6 +109,24 @@ def call_int(typing_context: Any, function: Any) -> Any:
 
 
 @intrinsic
+def call_parallel(
+    typing_context: Any, parallel: Any, function: Any, data: Any, num_threads: Any
+) -> Any:
+    """Call ``GOMP_parallel(function, data, num_threads, 0)`` by its address."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        int32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [_INT64, _INT64, int32, int32])
+        builder.call(
+            builder.inttoptr(args[0], function_type.as_pointer()),
+            [args[1], args[2], builder.trunc(args[3], int32), int32(0)],
+        )
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at ``address`` (prefetcht0)."""
 

@@ -44,7 +44,13 @@ import numba
 import torch
 from numba import types
 
-from hal_kernels.cpu_intrinsics import atomic_fetch_add, call_int, call_worker, pointer_int64
+from hal_kernels.cpu_intrinsics import (
+    atomic_fetch_add,
+    call_int,
+    call_parallel,
+    call_worker,
+    pointer_int64,
+)
 
 # Sums may be reordered and a*b+c fused; NaN, infinities and division keep their meaning.
 SAFE_FASTMATH = frozenset({"reassoc", "contract", "nsz"})
@@ -61,6 +67,11 @@ _WORKER_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int6
 _WORKER, _ARGUMENTS, _THREAD_NUM, _NEXT_ITEM, _NUM_ITEMS, _GRAIN = range(6)
 _HEADER_WORDS = 6
 
+# Words of a launch of two workers, before the two workers' own: see `_run_stages`.
+_PARALLEL, _RUN_TEAM, _NUM_THREADS, _STAGES = range(4)
+_NUM_STAGES = 2
+_STAGES_WORDS = _STAGES + _NUM_STAGES
+
 
 class Launch(Protocol):
     """Runs a bound worker over ``num_items`` items.
@@ -70,6 +81,15 @@ class Launch(Protocol):
     """
 
     def __call__(self, num_items: int, grain: int, *arguments: int) -> None: ...
+
+
+class StagedLaunch(Protocol):
+    """Runs one bound worker, then another, each as a `Launch` does.
+
+    Both tuples: (num_items, grain, *arguments). One call costs less than two launches.
+    """
+
+    def __call__(self, first: tuple[int, ...], second: tuple[int, ...]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +193,53 @@ def bind_worker(
             run_here(header)
         else:
             parallel(run_team, header, num_threads, no_flags)
+
+    return launch
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A worker of a `StagedLaunch`; the fields are the arguments of `bind_worker`."""
+
+    worker: CompiledWorker
+    num_arguments: int
+    constants: tuple[int | torch.Tensor, ...] = ()
+
+    @property
+    def num_words(self) -> int:
+        return _HEADER_WORDS + self.num_arguments + len(self.constants)
+
+
+def bind_stages(first: Stage, second: Stage) -> StagedLaunch:
+    """Give two workers their argument memory and return the call that runs one after the other."""
+    runtime, _ = parallel_runtime()
+    start_second = _STAGES_WORDS + first.num_words
+    words = (ctypes.c_int64 * (start_second + second.num_words))()
+    address = ctypes.addressof(words)
+    if runtime is not None:
+        words[_PARALLEL], words[_RUN_TEAM] = runtime.parallel_address, _run_team().address
+    packs = []
+    for index, (stage, start) in enumerate(((first, _STAGES_WORDS), (second, start_second))):
+        words[_STAGES + index] = address + 8 * start
+        words[start + _WORKER] = stage.worker.address
+        words[start + _ARGUMENTS] = address + 8 * (start + _HEADER_WORDS)
+        words[start + _THREAD_NUM] = 0 if runtime is None else runtime.thread_num_address
+        words[start + _HEADER_WORDS + stage.num_arguments : start + stage.num_words] = [
+            item.data_ptr() if isinstance(item, torch.Tensor) else item for item in stage.constants
+        ]
+        packs.append(struct.Struct(f"={3 + stage.num_arguments}q").pack_into)
+    held = (first, second)  # as a default argument, for as long as the launch lives
+    pack_first, pack_second = packs
+    first_offset, second_offset = 8 * (_STAGES_WORDS + _NEXT_ITEM), 8 * (start_second + _NEXT_ITEM)
+    header = ctypes.c_int64(address)
+    run_stages = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_run_stages().address)
+    get_num_threads = torch.get_num_threads if runtime is not None else lambda: 1
+
+    def launch(first: tuple[int, ...], second: tuple[int, ...], _held: Any = held) -> None:
+        pack_first(words, first_offset, 0, *first)
+        pack_second(words, second_offset, 0, *second)
+        words[_NUM_THREADS] = get_num_threads()
+        run_stages(header)
 
     return launch
 
@@ -298,6 +365,25 @@ def _run_here() -> CompiledWorker:
         call_worker(header[_WORKER], header[_ARGUMENTS], 0, header[_NUM_ITEMS], 0)
 
     return _compile_runner(run_here)
+
+
+@functools.cache
+def _run_stages() -> CompiledWorker:
+    """Runs the workers of a staged launch one after the other, on the team where it pays."""
+
+    def run_stages(address: int) -> None:
+        words = pointer_int64(address)
+        num_threads = words[_NUM_THREADS]
+        for stage in range(_NUM_STAGES):
+            header_address = words[_STAGES + stage]
+            header = pointer_int64(header_address)
+            num_items = header[_NUM_ITEMS]
+            if num_items <= header[_GRAIN] or num_threads == 1:
+                call_worker(header[_WORKER], header[_ARGUMENTS], 0, num_items, 0)
+            else:
+                call_parallel(words[_PARALLEL], words[_RUN_TEAM], header_address, num_threads)
+
+    return _compile_runner(run_stages)
 
 
 def _compile_runner(function: Callable[[int], None]) -> CompiledWorker:

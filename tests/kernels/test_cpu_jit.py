@@ -13,7 +13,7 @@ import torch
 
 from hal_kernels import cpu_jit
 from hal_kernels.cpu_intrinsics import pointer_int64
-from hal_kernels.cpu_jit import bind_worker, compile_worker, parallel_runtime
+from hal_kernels.cpu_jit import Stage, bind_stages, bind_worker, compile_worker, parallel_runtime
 from hal_kernels.cpu_simd import FP32, LANES, vector_exp, vector_load, vector_store
 
 
@@ -46,6 +46,46 @@ def test_every_item_runs_once(num_items: int, grain: int, num_threads: int) -> N
     assert (visits[:num_items] == 3).all()
     assert visits[num_items] == 0
     assert set(threads[:num_items].tolist()) <= set(range(num_threads))
+
+
+def make_sums() -> tuple[
+    Callable[[int, int, int, int], None], Callable[[int, int, int, int], None]
+]:
+    def double(arguments: int, begin: int, end: int, thread: int) -> None:
+        args: Any = pointer_int64(arguments)
+        for item in range(begin, end):
+            pointer_int64(args[1])[item] = pointer_int64(args[0])[item] * args[2]
+
+    def total(arguments: int, begin: int, end: int, thread: int) -> None:
+        args: Any = pointer_int64(arguments)
+        for item in range(begin, end):
+            result = 0
+            for other in range(args[2]):
+                result += pointer_int64(args[0])[other] * (item + args[3])
+            pointer_int64(args[1])[item] = result
+
+    return double, total
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("grains", [(5000, 5000), (7, 5000), (5000, 3), (7, 3)])
+def test_second_stage_sees_all_of_the_first(grains: tuple[int, int], num_threads: int) -> None:
+    before = torch.get_num_threads()
+    double, total = (compile_worker(worker, cache=False) for worker in make_sums())
+    launch = bind_stages(Stage(double, 2, (2,)), Stage(total, 3, (10,)))
+    try:
+        torch.set_num_threads(num_threads)
+        for size in (1, 900, 2000):
+            x = torch.randint(-1000, 1000, (size,))
+            doubled, sums = torch.zeros(size, dtype=torch.int64), torch.zeros(50, dtype=torch.int64)
+            launch(
+                (size, grains[0], x.data_ptr(), doubled.data_ptr()),
+                (50, grains[1], doubled.data_ptr(), sums.data_ptr(), size),
+            )
+            assert torch.equal(doubled, 2 * x)
+            assert torch.equal(sums, 2 * x.sum() * (torch.arange(50) + 10))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_constants_hold_their_tensors() -> None:

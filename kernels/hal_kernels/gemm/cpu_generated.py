@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.cpu_jit import Stage, StagedLaunch, bind_stages
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_float import (
     FloatKernel,
@@ -27,6 +28,7 @@ from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.pack_rows import pack_rows_worker
 from hal_kernels.gemm.packing import PanelLayout, refuse_rows
+from hal_kernels.thread_scratch import thread_scratch
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
@@ -107,60 +109,75 @@ def _bind_panels(
     bias: torch.Tensor | None,
 ) -> Kernel:
     """``tensors``: panels, then scales, then minima."""
-    bias_values = torch.zeros(layout.n, dtype=torch.float32) if bias is None else bias.float()
-    packed_bias = layout.arrange(bias_values).contiguous()
-    direct = bind_worker(_direct_worker(isa, kernel), len(PANEL_ARGUMENTS))
-    batch = direct
-    if kernel.weight != "float32":
-        batch = bind_worker(_batch_worker(isa, kernel), len(PANEL_ARGUMENTS))
-    pack = bind_worker(pack_rows_worker(), 6)
     direct_rows, batch_rows = direct_block_rows(isa, kernel), batch_block_rows(isa)
+    is_expanded = kernel.weight != "float32"
+    scratch_bytes = k * 2 * layout.lanes * 4 if is_expanded else 0
+    constants = _panel_constants(layout, k, tensors, bias, scratch_bytes)
+    direct = _bind_packed(_direct_worker(isa, kernel), k, constants)
+    batch = _bind_packed(_batch_worker(isa, kernel), k, constants) if is_expanded else direct
     out_features, num_panels = layout.out_features, layout.num_panels
-    addresses = [tensor.data_ptr() for tensor in tensors] + [0] * (3 - len(tensors))
-    panel_bytes, scale_bytes = (
-        tensors[i].nbytes // num_panels if i < len(tensors) else 0 for i in range(2)
-    )
-    scratch_bytes = 0 if kernel.weight == "float32" else k * 2 * layout.lanes * 4
-    keep_alive = (*tensors, packed_bias)
+    get_num_threads = torch.get_num_threads
 
     def run(x: torch.Tensor) -> torch.Tensor:
         rows, columns = x.shape
-        if columns != k or x.dtype is not torch.float32 or x.stride(1) != 1:
+        stride, column_stride = x.stride()
+        if columns != k or x.dtype is not torch.float32 or column_stride != 1:
             refuse_rows(x, k)
-        y = torch.empty((rows, out_features), dtype=torch.float32)
-        threads = torch.get_num_threads()
-        grain = -(-num_panels // (4 * threads))
+        y = x.new_empty((rows, out_features))
+        threads = get_num_threads()
         is_direct = rows <= _DIRECT_BLOCKS * direct_rows
         launch, block_rows = (direct, direct_rows) if is_direct else (batch, batch_rows)
-        source = x
-        if rows > 1:
-            source = torch.empty(rows * k, dtype=torch.float32)
-            num_blocks = -(-rows // block_rows)
-            pack(num_blocks, 1, x.data_ptr(), source.data_ptr(), rows, k, x.stride(0), num_blocks)
-        scratch = None
-        if scratch_bytes and not is_direct:
-            scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
+        source, target = x.data_ptr(), y.data_ptr()
+        panels = (num_panels, -(-num_panels // (4 * threads)))
+        if rows == 1:
+            launch((0, 0, 0, 0, 0, 0, 0), (*panels, source, target, 1, 0))
+            return y
+        packed_bytes = 4 * rows * k
+        # Held until the launch is over: another thread's call must not get this memory.
+        scratch = thread_scratch(packed_bytes + 64 + threads * scratch_bytes)
+        packed = scratch.data_ptr()
+        expanded = packed + packed_bytes + -packed_bytes % 64
+        num_blocks = -(-rows // block_rows)
         launch(
-            num_panels,
-            grain,
-            source.data_ptr(),
-            *addresses,
-            keep_alive[-1].data_ptr(),
-            y.data_ptr(),
-            rows,
-            k,
-            4 * k,
-            4 * out_features,
-            panel_bytes,
-            scale_bytes,
-            num_panels,
-            layout.tail,
-            0 if scratch is None else scratch.data_ptr(),
-            scratch_bytes,
+            (num_blocks, 1, source, packed, rows, stride, num_blocks),
+            (*panels, packed, target, rows, expanded),
         )
         return y
 
     return run
+
+
+def _bind_packed(worker: GeneratedWorker, k: int, constants: tuple[Any, ...]) -> StagedLaunch:
+    """Packing of the rows, then ``worker``."""
+    pack = Stage(pack_rows_worker(), 5, (k,))
+    return bind_stages(pack, Stage(worker, len(PANEL_ARGUMENTS), constants))
+
+
+def _panel_constants(
+    layout: PanelLayout,
+    k: int,
+    tensors: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    scratch_bytes: int,
+) -> tuple[int | torch.Tensor, ...]:
+    """`PANEL_CONSTANTS` of a weight; x is packed without gaps."""
+    bias_values = torch.zeros(layout.n, dtype=torch.float32) if bias is None else bias.float()
+    panel_bytes, scale_bytes = (
+        tensors[i].nbytes // layout.num_panels if i < len(tensors) else 0 for i in range(2)
+    )
+    return (
+        *tensors,
+        *[0] * (3 - len(tensors)),
+        layout.arrange(bias_values).contiguous(),
+        k,
+        4 * k,
+        4 * layout.out_features,
+        panel_bytes,
+        scale_bytes,
+        layout.num_panels,
+        layout.tail,
+        scratch_bytes,
+    )
 
 
 _direct_worker: Callable[[VectorIsa, FloatKernel], GeneratedWorker] = functools.cache(

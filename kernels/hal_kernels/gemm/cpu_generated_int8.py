@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.cpu_jit import Stage, bind_stages
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_int8 import (
     Int8Kernel,
@@ -30,6 +30,7 @@ from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.jit_quantize import QUANTIZE_ARGUMENTS, compile_quantize_worker
 from hal_kernels.gemm.packing import PanelLayout, pack_dot_int4, pack_dot_int8, refuse_rows
+from hal_kernels.thread_scratch import thread_scratch
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
@@ -58,56 +59,45 @@ def bind_generated_int8(
     kernel = Int8Kernel(bits, epilogue, has_minimum=weight.minimum is not None)
     tensors = _pack(layout, isa, kernel, weight)
     bias_values = torch.zeros(n, dtype=torch.float32) if bias is None else bias.float()
-    packed_bias = layout.arrange(bias_values).contiguous()
-    offset = activation_offset(isa, kernel)
-    quantizer = compile_quantize_worker(isa, offset, has_sums=bits == "int4")
-    quantize = bind_worker(quantizer, len(QUANTIZE_ARGUMENTS))
-    launch = bind_worker(_worker(isa, kernel), len(PANEL_ARGUMENTS))
-    num_panels, out_features, tail = layout.num_panels, layout.out_features, layout.tail
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    addresses += [0] * (3 - len(addresses))
-    panel_bytes, scale_bytes = (tensor.nbytes // num_panels for tensor in tensors[:2])
+    num_panels, out_features = layout.num_panels, layout.out_features
     sums_offset = 64 + -(-k // 64) * 64
     row_bytes = sums_offset + -(-k // 2048) * 256
-    keep_alive = (*tensors, packed_bias)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        rows, columns = x.shape
-        if columns != k or x.dtype is not torch.float32 or x.stride(1) != 1:
-            refuse_rows(x, k)
-        y = torch.empty((rows, out_features), dtype=torch.float32)
-        quantized = torch.empty(rows * row_bytes, dtype=torch.uint8)
-        source = quantized.data_ptr()
-        quantize(
-            rows,
-            8,
-            x.data_ptr(),
-            4 * x.stride(0),
-            k,
-            source + 64,
-            row_bytes,
-            source,
-            row_bytes,
-            source + sums_offset,
-            row_bytes,
-        )
-        launch(
-            num_panels,
-            -(-num_panels // (4 * torch.get_num_threads())),
-            source,
-            *addresses,
-            keep_alive[-1].data_ptr(),
-            y.data_ptr(),
-            rows,
+    quantizer = compile_quantize_worker(
+        isa, activation_offset(isa, kernel), has_sums=bits == "int4"
+    )
+    quantize = Stage(quantizer, len(QUANTIZE_ARGUMENTS), (k, row_bytes, row_bytes, row_bytes))
+    multiply = Stage(
+        _worker(isa, kernel),
+        len(PANEL_ARGUMENTS),
+        (
+            *tensors,
+            *[0] * (3 - len(tensors)),
+            layout.arrange(bias_values).contiguous(),
             k,
             row_bytes,
             4 * out_features,
-            panel_bytes,
-            scale_bytes,
+            *(tensor.nbytes // num_panels for tensor in tensors[:2]),
             num_panels,
-            tail,
+            layout.tail,
             0,
-            0,
+        ),
+    )
+    launch = bind_stages(quantize, multiply)
+    get_num_threads = torch.get_num_threads
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        stride, column_stride = x.stride()
+        if columns != k or x.dtype is not torch.float32 or column_stride != 1:
+            refuse_rows(x, k)
+        y = x.new_empty((rows, out_features))
+        # Held until the launch is over: another thread's call must not get this memory.
+        scratch = thread_scratch(rows * row_bytes)
+        values = scratch.data_ptr()
+        grain = -(-num_panels // (4 * get_num_threads()))
+        launch(
+            (rows, 8, x.data_ptr(), 4 * stride, values + 64, values, values + sums_offset),
+            (num_panels, grain, values, y.data_ptr(), rows, 0),
         )
         return y
 

@@ -100,7 +100,7 @@ def bind_onednn_int8(
     zero_points = torch.zeros(n, dtype=torch.int32)
     multiply = torch.ops.onednn.qlinear_pointwise
     worker = compile_quantize_worker(vector_isa(), 128, has_sums=False)
-    quantize = bind_worker(worker, len(QUANTIZE_ARGUMENTS))
+    quantize = bind_worker(worker, len(QUANTIZE_ARGUMENTS), (k, k, 4, 0))
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
@@ -111,12 +111,8 @@ def bind_onednn_int8(
             8,
             x.data_ptr(),
             4 * x.stride(0),
-            k,
             values.data_ptr(),
-            k,
             scales.data_ptr(),
-            4,
-            0,
             0,
         )
         y = multiply(

@@ -84,7 +84,7 @@ def batch_block_rows(isa: VectorIsa) -> int:
 
 
 def compile_direct_worker(isa: VectorIsa, kernel: FloatKernel) -> GeneratedWorker:
-    """For few rows. Its arguments are `jit_panel.PANEL_ARGUMENTS`; x is packed."""
+    """For few rows. Its arguments are those of `jit_panel`; x is packed."""
 
     def build(module: ir.Module) -> ir.Function:
         blocks = [
@@ -104,7 +104,7 @@ def compile_direct_worker(isa: VectorIsa, kernel: FloatKernel) -> GeneratedWorke
 
 
 def compile_batch_worker(isa: VectorIsa, kernel: FloatKernel) -> GeneratedWorker:
-    """For many rows. Its arguments are `jit_panel.PANEL_ARGUMENTS`; x is packed."""
+    """For many rows. Its arguments are those of `jit_panel`; x is packed."""
 
     def build(module: ir.Module) -> ir.Function:
         expand = None

@@ -78,7 +78,7 @@ def activation_offset(isa: VectorIsa, kernel: Int8Kernel) -> int:
 
 
 def compile_int8_worker(isa: VectorIsa, kernel: Int8Kernel) -> GeneratedWorker:
-    """The worker; arguments as in `jit_panel.PANEL_ARGUMENTS`, x as `quantize_rows` stores it."""
+    """The worker; arguments as in `jit_panel`, x as `quantize_rows` stores it."""
 
     def build(module: ir.Module) -> ir.Function:
         blocks = [

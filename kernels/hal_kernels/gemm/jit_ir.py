@@ -110,7 +110,8 @@ class Emitter:
         return self.intrinsic(f"llvm.fma.{_suffix(a.type)}", a.type, a, b, c)
 
     def prefetch(self, pointer: Value) -> None:
-        arguments = [ir.Constant(I32, v) for v in (0, 3, 1)]
+        """Into the second-level cache: what is asked for this early would not stay in the first."""
+        arguments = [ir.Constant(I32, v) for v in (0, 2, 1)]
         self.intrinsic("llvm.prefetch.p0", VOID, pointer, *arguments)
 
     def exp(self, x: Value, lanes: int) -> Value:

@@ -11,16 +11,14 @@ from hal_kernels.gemm.jit_ir import F32, I8, I64, POINTER, VOID, Emitter, Value
 
 PanelEpilogue = Literal["none", "silu", "silu_gated"]
 
-# The worker's arguments: addresses, then numbers. Strides are in bytes. ``scratch``: scratch_bytes
-# for each thread, where panels are expanded. ``tail``: output columns of the last panel.
-PANEL_ARGUMENTS = (
-    "x",
+# The worker's arguments. Strides are in bytes. ``scratch``: scratch_bytes for each thread, where
+# panels are expanded. ``tail``: output columns of the last panel.
+PANEL_ARGUMENTS = ("x", "y", "rows", "scratch")
+PANEL_CONSTANTS = (
     "panels",
     "scale",
     "minimum",
     "bias",
-    "y",
-    "rows",
     "k",
     "x_stride",
     "y_stride",
@@ -28,13 +26,13 @@ PANEL_ARGUMENTS = (
     "scale_bytes",
     "num_panels",
     "tail",
-    "scratch",
     "scratch_bytes",
 )
 
 
-# Bytes ahead of the current ones when a panel is read once.
-_PREFETCH_DISTANCE = 1024
+# Bytes ahead of the current ones when a panel is read once: the time in which a block of 14 rows
+# multiplies this much is longer than a load from memory takes.
+_PREFETCH_DISTANCE = 4096
 
 
 def declare_block(module: ir.Module, rows: int) -> ir.Function:
@@ -104,7 +102,7 @@ class _WorkerEmitter(Emitter):
         base = self.builder.inttoptr(worker.args[0], POINTER)
         self.a = {
             name: self.load(self.at(base, index, I64), I64, 8)
-            for index, name in enumerate(PANEL_ARGUMENTS)
+            for index, name in enumerate((*PANEL_ARGUMENTS, *PANEL_CONSTANTS))
         }
         self.spill = self.builder.alloca(ir.ArrayType(F32, len(blocks) * self.width))
         self.spill.align = 64

@@ -21,25 +21,17 @@ from hal_kernels.gemm.jit_ir import (
 GROUP_SIZE = 32
 
 # The worker's arguments, one item a row of x: addresses, K, and strides in bytes from row to row.
-QUANTIZE_ARGUMENTS = (
-    "x",
-    "x_stride",
-    "k",
-    "values",
-    "values_stride",
-    "scales",
-    "scales_stride",
-    "sums",
-    "sums_stride",
-)
+QUANTIZE_ARGUMENTS = ("x", "x_stride", "values", "scales", "sums")
+QUANTIZE_CONSTANTS = ("k", "values_stride", "scales_stride", "sums_stride")
 
 
 @functools.cache
 def compile_quantize_worker(isa: VectorIsa, offset: int, *, has_sums: bool) -> GeneratedWorker:
     """Worker over rows: x float32 -> rows as `_BlockEmitter` reads them.
 
-    Arguments are `QUANTIZE_ARGUMENTS`. ``offset`` is added to the stored values: 128 makes them
-    unsigned. ``has_sums``: also write the float32 sum of each group of 32 values.
+    Arguments are `QUANTIZE_ARGUMENTS`, then `QUANTIZE_CONSTANTS`. ``offset`` is added to the
+    stored values: 128 makes them unsigned. ``has_sums``: also write the float32 sum of each group
+    of 32 values.
     """
 
     def build(module: ir.Module) -> ir.Function:
@@ -63,7 +55,7 @@ class _QuantizeEmitter(Emitter):
         base = self.builder.inttoptr(function.args[0], ir.PointerType())
         self.a = {
             name: self.load(self.at(base, index, I64), I64, 8)
-            for index, name in enumerate(QUANTIZE_ARGUMENTS)
+            for index, name in enumerate((*QUANTIZE_ARGUMENTS, *QUANTIZE_CONSTANTS))
         }
         self.k = self.a["k"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hal_kernels.gemm.jit_panel import PanelEpilogue
+from hal_kernels.weight_memory import place_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class PanelLayout:
 
     def columns_first(self, weight: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [panels, C, 2*lanes]."""
-        return self.arrange(weight).transpose(1, 2).contiguous()
+        return place_weight(self.arrange(weight).transpose(1, 2))
 
 
 def refuse_rows(x: torch.Tensor, k: int) -> None:
@@ -75,7 +76,7 @@ def pack_dot_int8(layout: PanelLayout, data: torch.Tensor) -> torch.Tensor:
     """int8 [N, K] -> [panels, ceil(K/4), 2*lanes, 4]; K padded with zeros."""
     padded = torch.nn.functional.pad(data, (0, -data.shape[1] % 4))
     quads = layout.arrange(padded).view(layout.num_panels, 2 * layout.lanes, -1, 4)
-    return quads.permute(0, 2, 1, 3).contiguous()
+    return place_weight(quads.permute(0, 2, 1, 3))
 
 
 def pack_dot_int4(layout: PanelLayout, data: torch.Tensor) -> torch.Tensor:
@@ -87,4 +88,4 @@ def pack_dot_int4(layout: PanelLayout, data: torch.Tensor) -> torch.Tensor:
     values = torch.stack((data & 15, data >> 4), dim=-1).view(n, -1, 2, 4)
     packed = (values[:, :, 0] | (values[:, :, 1] << 4)).view(n, -1)
     quads = layout.arrange(packed).view(layout.num_panels, 2 * layout.lanes, -1, 4)
-    return quads.permute(0, 2, 1, 3).contiguous()
+    return place_weight(quads.permute(0, 2, 1, 3))
