@@ -25,8 +25,8 @@ from hal_kernels.gemm.semantics import SemanticNote
 BLOCK = 32
 
 DEQUANTIZED = SemanticNote(
-    "dequantized_weights",
-    "the stored blocks have no packed kernel: weights are dequantised to float32, which keeps "
+    name="dequantized_weights",
+    text="the stored blocks have no packed kernel: weights are dequantised to float32, which keeps "
     "every value and gives up the smaller memory traffic",
 )
 

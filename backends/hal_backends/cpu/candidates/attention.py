@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
@@ -25,13 +25,13 @@ _LEAF = (
 )
 
 
-def _load_decode() -> Bind:
-    from hal_kernels.attention.cpu_decode import bind_attention_decode
+def _binding(binder: Callable[..., Kernel]) -> Bind:
+    """`bind(request, scale=, sinks=)` over a kernel's own keyword arguments."""
 
     def bind(
         request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
     ) -> Kernel:
-        return bind_attention_decode(
+        return binder(
             num_heads=request.num_heads,
             num_kv_heads=request.num_kv_heads,
             head_dim=request.head_dim,
@@ -45,28 +45,18 @@ def _load_decode() -> Bind:
         )
 
     return bind
+
+
+def _load_decode() -> Bind:
+    from hal_kernels.attention.cpu_decode import bind_attention_decode
+
+    return _binding(bind_attention_decode)
 
 
 def _load_prefill() -> Bind:
     from hal_kernels.attention.cpu_prefill import bind_attention_prefill
 
-    def bind(
-        request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
-    ) -> Kernel:
-        return bind_attention_prefill(
-            num_heads=request.num_heads,
-            num_kv_heads=request.num_kv_heads,
-            head_dim=request.head_dim,
-            block_size=request.block_size,
-            dtype=torch_dtype(request.dtype),
-            kv_dtype=torch_dtype(request.kv_dtype),
-            scale=scale,
-            window=request.window,
-            softcap=request.softcap,
-            sinks=sinks,
-        )
-
-    return bind
+    return _binding(bind_attention_prefill)
 
 
 def _common(device: DeviceSpec, r: AttentionRequest) -> list[Reason]:

@@ -13,6 +13,12 @@ from hal.tiers import Tier
 from hal_backends.cpu.candidates import gemm_loaders as loaders
 from hal_backends.cpu.limits import any_feature, gather, limit, scope, vector_unit
 from hal_backends.cpu.profile import load_profile
+from hal_kernels.gemm.semantics import (
+    BFLOAT16_ACTIVATIONS,
+    BFLOAT16_SCALES,
+    FOLDED_MINIMUM,
+    INT7_ACTIVATIONS,
+)
 
 # Formats by what they do to the activations and whether the weight is dense.
 DENSE = ("float32", "bfloat16", "float16")
@@ -22,23 +28,6 @@ _EPILOGUES = ("none", "silu_gated")
 _MAX_INT8_K = 65535  # beyond it an int32 sum of u8 x s8 products can overflow
 
 Check = Callable[[GemmRequest], Sequence[Reason]]
-
-_BFLOAT16_ACTIVATIONS = SemanticNote(
-    name="bfloat16_activations",
-    text="activations and results are rounded to bfloat16; sums are float32",
-)
-_BFLOAT16_SCALES = SemanticNote(
-    name="bfloat16_scales",
-    text="the scales of the weight are rounded to bfloat16, up to 0.4% of a group's values",
-)
-_FOLDED_MINIMUM = SemanticNote(
-    name="folded_minimum",
-    text="a group's minimum m is stored as m + 8 * scale in bfloat16",
-)
-_INT7_ACTIVATIONS = SemanticNote(
-    name="int7_activations",
-    text="activations are rounded to 7 bits: without VNNI the byte product saturates with 8",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +83,7 @@ def _noting(offer: _Offer) -> Callable[[GemmRequest], Sequence[SemanticNote]]:
 
     def notes(request: GemmRequest) -> Sequence[SemanticNote]:
         symmetric = request.weight_format.is_symmetric
-        return [n for n in offer.notes if n is not _FOLDED_MINIMUM or not symmetric]
+        return [n for n in offer.notes if n is not FOLDED_MINIMUM or not symmetric]
 
     return notes
 
@@ -173,7 +162,7 @@ def _weight_only(device: DeviceSpec) -> Sequence[_Offer]:
             check=lambda r: _shape(r, dtypes, ("int8_channel",)),
             load=loaders.load_int8pack,
             leaf=(Leaf(kind="aten_op", name="aten::_weight_int8pack_mm"),),
-            notes=(_BFLOAT16_ACTIVATIONS, _BFLOAT16_SCALES),
+            notes=(BFLOAT16_ACTIVATIONS, BFLOAT16_SCALES),
         ),
         _Offer(
             name="cpu.gemm.int4pack",
@@ -186,7 +175,7 @@ def _weight_only(device: DeviceSpec) -> Sequence[_Offer]:
             ),
             load=loaders.load_int4pack,
             leaf=(Leaf(kind="aten_op", name="aten::_weight_int4pack_mm_for_cpu"),),
-            notes=(_BFLOAT16_ACTIVATIONS, _BFLOAT16_SCALES, _FOLDED_MINIMUM),
+            notes=(BFLOAT16_ACTIVATIONS, BFLOAT16_SCALES, FOLDED_MINIMUM),
         ),
     )
 
@@ -240,6 +229,6 @@ def _int8_activations(device: DeviceSpec) -> Sequence[_Offer]:
             ),
             load=loaders.load_fbgemm(7),
             leaf=fbgemm,
-            notes=(_INT7_ACTIVATIONS,),
+            notes=(INT7_ACTIVATIONS,),
         ),
     )
