@@ -29,6 +29,7 @@ from hal_engine.runner import LocalRunner
 
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 5.0
+SEND_DEADLINE_S = 10.0  # a worker that runs reads its batch at once
 
 
 class WorkerError(HalError):
@@ -81,14 +82,24 @@ class Workers:
                 )
 
     def send(self, batch: Batch) -> None:
-        """Raises WorkerError if a worker has ended."""
+        """Raises WorkerError if a worker has ended or does not read.
+
+        A large batch is more than a pipe holds, so a frozen worker would hold up a plain write
+        for ever, before any collective could run into its timeout.
+        """
         line = batch.to_json() + b"\n"
         for worker in self._workers:
             try:
-                worker.stdin.write(line)
-                worker.stdin.flush()
-            except (BrokenPipeError, OSError) as error:
+                left = _write_in_time(worker.stdin.fileno(), line, SEND_DEADLINE_S)
+            except OSError as error:
                 raise self._lost(worker) from error
+            if left:
+                raise WorkerError(
+                    f"tensor-parallel rank {worker.rank} (pid {worker.process.pid})",
+                    f"a worker that reads its batch within {SEND_DEADLINE_S:g} s",
+                    f"{left:,} of {len(line):,} bytes are unread; it is frozen",
+                    "restart the server; the workers are ended",
+                )
 
     def explain(self, error: Exception) -> WorkerError:
         """Turns a failed collective into an error that names the rank that is gone."""
@@ -136,6 +147,24 @@ class Workers:
             worker.stdout.close()
 
 
+def _write_in_time(descriptor: int, data: bytes, deadline_s: float) -> int:
+    """Writes `data` to a pipe that does not block; returns how many bytes are left at the deadline.
+
+    Raises OSError if the other end is closed.
+    """
+    unsent = memoryview(data)
+    end = time.monotonic() + deadline_s
+    while unsent:
+        try:
+            unsent = unsent[os.write(descriptor, unsent) :]
+        except BlockingIOError:
+            with selectors.DefaultSelector() as selector:
+                selector.register(descriptor, selectors.EVENT_WRITE)
+                if not selector.select(timeout=max(0.0, end - time.monotonic())):
+                    break
+    return len(unsent)
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
@@ -178,6 +207,7 @@ def start_workers(
         }
         process.stdin.write(json.dumps(first).encode() + b"\n")
         process.stdin.flush()
+        os.set_blocking(process.stdin.fileno(), False)  # see Workers.send
         workers.append(_Worker(rank, process, process.stdin, process.stdout))
     return Workers(workers)
 

@@ -8,6 +8,7 @@ import glob
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,13 +25,15 @@ import tiny_models
 from greedy_oracle import GreedyOracle, complete
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook
+from hal_engine import tensor_parallel
 from hal_engine.api import EngineDeadError, GenerationRequest, SamplingParams
+from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.building import build_runner
 from hal_engine.engine_loop import Engine
 from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.serving import open_engine
-from hal_engine.tensor_parallel import WorkerError, WorkerOrder
+from hal_engine.tensor_parallel import WorkerError, WorkerOrder, start_workers
 
 LOST_DEADLINE_S = 15.0  # from the loss of a worker to the error at the client
 OPTIONS: dict[str, Any] = {
@@ -162,6 +165,35 @@ def test_a_lost_worker_is_an_error_in_time(
         # The engine ends its workers by itself, without waiting for close().
         _, alive = psutil.wait_procs(workers, timeout=15)
         assert not alive
+
+
+class _Frozen(subprocess.Popen[bytes]):
+    """In a worker's place: a process that reads nothing, as a stopped one does not."""
+
+    def __init__(self, _: Any, **options: Any) -> None:
+        super().__init__([sys.executable, "-c", "import time; time.sleep(100)"], **options)
+
+
+def test_a_batch_that_a_frozen_worker_does_not_read_is_an_error_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More bytes than a pipe holds: long block tables of many sequences are that large."""
+    monkeypatch.setattr(tensor_parallel, "SEND_DEADLINE_S", 0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", _Frozen)
+        order = WorkerOrder(model="", options={}, use={}, waivers="")
+        workers = start_workers(order, 2, "", 1, "")
+    try:
+        batch = Batch(decode=[ScheduledSequence(i, [1], 1, [1] * 4096, "last") for i in range(64)])
+        assert len(batch.to_json()) > 2**18
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match="unread; it is frozen"):
+            workers.send(batch)
+        assert time.monotonic() - began < 10
+    finally:
+        for pid in workers.process_ids:
+            os.kill(pid, signal.SIGKILL)
+        workers.stop()
 
 
 def test_a_worker_lost_while_idle_fails_the_next_request(
