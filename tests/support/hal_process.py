@@ -64,7 +64,7 @@ class ServerProcess:
         return httpx.Client(base_url=self.url, timeout=timeout, trust_env=False, verify=False)
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=280)
 
     def metrics(self) -> dict[str, float]:
         """Every sample, by its name with labels."""
