@@ -19,8 +19,8 @@ import gguf
 import numpy as np
 import torch
 
+from hal.candidates import SemanticNote
 from hal.ops.formats import FORMATS, QuantizedWeight
-from hal_kernels.gemm.semantics import SemanticNote
 
 BLOCK = 32
 
