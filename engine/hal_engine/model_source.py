@@ -31,7 +31,7 @@ def resolve_model(model: str | Path) -> Path:
         return _folder(path)
     raise ModelNotFoundError(
         f"MODEL {str(model)!r}: required a folder with config.json and *.safetensors, or a .gguf "
-        f"file, found nothing at {path.absolute()}{_hint(path)}"
+        f"file, found {_what_is_there(path)}"
     )
 
 
@@ -62,10 +62,21 @@ def _folder(path: Path) -> Path:
     )
 
 
+def _what_is_there(path: Path) -> str:
+    if path.exists():
+        return f"no regular file at {path.absolute()}"
+    if path.is_symlink():
+        return f"a link to nothing at {path.absolute()}"
+    return f"nothing at {path.absolute()}{_hint(path)}"
+
+
 def _hint(path: Path) -> str:
     """The nearest name beside the missing one, or where a model can be had."""
     parent = path.parent
-    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    try:
+        names = [entry.name for entry in parent.iterdir()]
+    except OSError:  # no such folder, or not one to look into: there is no name to suggest
+        names = []
     nearest = difflib.get_close_matches(path.name, names, n=1)
     if nearest:
         return f"; did you mean {str(parent / nearest[0])!r}?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -29,7 +30,12 @@ def test_what_is_not_a_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / "two" / name).write_bytes(b"GGUF")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "gone.gguf")
     for name, words in {
+        "pipe.gguf": ["found no regular file"],
+        "link.gguf": ["found a link to nothing"],
+        "x.safetensors/y": ["found nothing", "fetch_smollm2"],
         "modls": ["found nothing", "did you mean", "models"],
         "zzz": ["found nothing", "fetch_smollm2"],
         "models": ["config.json", "neither"],

@@ -81,6 +81,8 @@ def test_matches_by_op_component_device_and_kind(rope: OpRequest, activation: Op
         ({"expires": "2026-06-14"}, ["expired on 2026-06-14", "serving team"]),
         ({"op": '"*"', "component": '"*"'}, ["everything"]),
         ({"op": '"**"', "component": '"**"'}, ["everything"]),
+        ({"op": '"?*"', "component": '"?*"'}, ["everything"]),
+        ({"op": '"[!x]*"', "component": '"[!x]*"'}, ["everything"]),
         ({"op": '"roep"'}, ["'roep'", "did you mean 'rope'"]),
     ],
 )
