@@ -144,7 +144,9 @@ class Generation:
             with contextlib.suppress(TimeoutError):
                 await self._state.engine.check_ready(_DEATH_CHECK_S)
             message = event.error or "The engine ended the request with an error."
-            raise ApiError(500, message, code="generation_failed")
+            # Clients retry a 500 by themselves; this is about the request, which would fail again.
+            headers = {"x-should-retry": "false"}
+            raise ApiError(500, message, code="generation_failed", headers=headers)
         if event.finish_reason == "cancelled":
             raise ApiError(503, "The engine cancelled the request.", code="cancelled")
 

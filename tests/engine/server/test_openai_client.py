@@ -364,6 +364,17 @@ def test_engine_errors(
         assert caught.value.response.headers["retry-after"] == "3"
 
 
+def test_a_failed_generation_is_not_retried(client: openai.OpenAI, server: Any) -> None:
+    """The engine runs it once, though OpenAI's client retries a plain 500."""
+    before = len(server.engine.requests)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.with_options(max_retries=2).completions.create(
+            model=MODEL, prompt="!mid_error", max_tokens=9
+        )
+    assert caught.value.code == "generation_failed"
+    assert len(server.engine.requests) == before + 1
+
+
 @pytest.mark.parametrize("word", ["!mid_error", "!mid_crash", "!mid_dead"])
 def test_errors_after_some_tokens(client: openai.OpenAI, fake: Any, word: str) -> None:
     with pytest.raises(openai.InternalServerError) as caught:
