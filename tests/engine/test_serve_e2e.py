@@ -157,7 +157,13 @@ def test_ready_and_models(server: ServerProcess) -> None:
 def test_a_client_that_goes_away_frees_its_blocks(server: ServerProcess, is_stream: bool) -> None:
     _wait(lambda: _at_rest(server))
     generated = server.metrics()["hal_generated_tokens_total"]
-    body = {"model": MODEL, "prompt": PROMPTS[2], "max_tokens": 2000, "stream": is_stream}
+    body = {
+        "model": MODEL,
+        "prompt": PROMPTS[2],
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "stream": is_stream,
+    }
     with server.http() as client:
         if is_stream:
             with client.stream("POST", "/v1/completions", json=body) as response:

@@ -134,7 +134,9 @@ class Hal(Protocol):
 
 
 @pytest.fixture
-def hal(capfd: pytest.CaptureFixture[str]) -> Hal:
+def hal(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Hal:
+    """`hal` in this process, with an empty folder of measurements."""
+
     def run(
         arguments: Sequence[str],
         site: Path | None = None,
@@ -147,6 +149,7 @@ def hal(capfd: pytest.CaptureFixture[str]) -> Hal:
         with pytest.MonkeyPatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("HAL_")]:
                 patch.delenv(name)
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
             if site is not None:
                 patch.syspath_prepend(str(site))
                 off = "halstack:cpu,halstack:engine,halstack:reference"
