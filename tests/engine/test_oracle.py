@@ -240,7 +240,8 @@ def test_w8a8_against_the_same_rounding(registry: BackendRegistry, tmp_path: Pat
     error = float((got - want).norm() / want.norm())
     print(f"w8a8: rounding {rounding:.2e}, distance to the same rounding {error:.2e}")
     assert 1e-3 < rounding < 0.1
-    assert error < rounding / 3
+    # Another rounding would be as far away as two independent ones: 1.4 times.
+    assert error < 0.7 * rounding
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,9 @@ def test_a_client_that_goes_away_frees_its_blocks(server: ServerProcess, is_stre
     with server.http() as client:
         if is_stream:
             with client.stream("POST", "/v1/completions", json=body) as response:
-                for number, _ in enumerate(response.iter_lines()):
-                    if number > 6:
-                        break
+                lines = response.iter_lines()  # a loop over it would hang up as it is left
+                for _ in range(8):
+                    next(lines)
                 assert server.metrics()["hal_kv_blocks_used"] > 0
         else:
             with pytest.raises(httpx.ReadTimeout):
