@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from hal.device import DeviceSpec
+from hal.errors import DetectionError
 from hal.host import LocalHost
 from hal.ops.collective import CollectiveGroup
+from hal_kernels.cpu_jit import parallel_runtime
 
 # A rank that is silent for this long counts as dead: its peers' collectives raise.
 COLLECTIVE_TIMEOUT_S = 10.0
@@ -45,7 +47,16 @@ class CpuRuntime:
     """The host's CPU with one thread per usable core."""
 
     def __init__(self, device: DeviceSpec) -> None:
+        """Raises DetectionError if the compiled kernels would run on one of several cores only."""
         self._num_threads = max(1, device.num_cores)
+        runtime, why = parallel_runtime()
+        if runtime is None and self._num_threads > 1:
+            raise DetectionError(
+                f"CPU runtime of {device.device_id}",
+                f"torch's OpenMP threads, for kernels on {self._num_threads} cores",
+                why,
+                "install a torch build with OpenMP, or give the process one core",
+            )
         torch.set_num_threads(self._num_threads)
 
     @property
