@@ -34,11 +34,28 @@ class Leaf:
     name: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an implementation really does for one call, as opposed to what the op needs.
+
+    flops: operations. bytes: read and written, its own intermediates included. unit: the key of
+    `DeviceSpec.peak_flops` whose rate bounds it: a widened FP8 product has "bfloat16" here.
+    """
+
+    flops: float
+    bytes: float
+    unit: str
+
+
 def _nothing_to_note(request: Any) -> Sequence[SemanticNote]:
     return ()
 
 
 def _no_estimate(request: Any, tokens: int) -> float | None:
+    return None
+
+
+def _no_own_work(request: Any, tokens: int) -> Work | None:
     return None
 
 
@@ -52,7 +69,9 @@ class KernelCandidate:
     site, with a token range that spans all ranges of the candidate. estimate_us: time of one
     call at a number of tokens, from measurements; None where nothing was measured.
     weight_layout: candidates of one name pack a weight alike; ranges of a plan that differ in it
-    hold the weight twice.
+    hold the weight twice. work: what it does for one call at a number of tokens where that is not
+    what the op needs on the unit of the request's dtype; None where it is. requires_software: what
+    must be installed, as requirement strings ("flash-attn>=2.7"), for people to read.
     """
 
     name: str
@@ -63,6 +82,8 @@ class KernelCandidate:
     load: Callable[[], Bind]
     estimate_us: Callable[[Any, int], float | None] = _no_estimate
     semantic_notes: Callable[[Any], Sequence[SemanticNote]] = _nothing_to_note
+    work: Callable[[Any, int], Work | None] = _no_own_work
+    requires_software: tuple[str, ...] = ()
     leaf: tuple[Leaf, ...] = ()
     weight_layout: str = ""
     is_graph_safe: bool = False

@@ -46,8 +46,11 @@ class DetectedDevice:
 class DeviceSpec:
     """What a device is and can do. Every field that a decision uses has its entry in `evidence`.
 
-    features: what candidates test ("avx2", "amx_int8", …). peak_flops: dense FLOP/s (OP/s for
-    integers) by dtype, only where known. memory_bandwidth: bytes per second of reads.
+    features: what candidates test ("avx2", "matrix.fp8_e4m3fn", "graph_capture", …).
+    unverified_features: what only an unverified source claims; they never serve, and a candidate
+    that needs one says so. peak_flops: dense FLOP/s (OP/s for integers) by dtype, only where known.
+    memory_bandwidth: bytes per second of reads. software: distribution -> version of what is
+    installed beside the device and decides what can run.
     """
 
     device_id: str
@@ -57,17 +60,21 @@ class DeviceSpec:
     arch: str
     torch_device: str
     features: frozenset[str] = frozenset()
+    unverified_features: frozenset[str] = frozenset()
     num_cores: int = 0
     memory_bytes: int = 0
     memory_bandwidth: float | None = None
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     attributes: Mapping[str, str | int | float] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         # Not asdict: it copies mappings deeply, which read-only ones do not allow.
         data = {f.name: getattr(self, f.name) for f in fields(self)} | {
             "features": sorted(self.features),
+            "unverified_features": sorted(self.unverified_features),
+            "software": dict(self.software),
             "peak_flops": dict(self.peak_flops),
             "attributes": dict(self.attributes),
             "evidence": {key: asdict(seen) for key, seen in self.evidence.items()},

@@ -88,6 +88,13 @@ def hal_describe_device(device: DetectedDevice, host: HostProbe) -> DeviceSpec: 
 
 
 @hookspec(firstresult=True)
+def hal_device_profiles() -> Sequence[DeviceSpec]:  # type: ignore[empty-body]
+    """The devices that this plug-in knows and that need not be here, to plan for them.
+
+    `device_id` is the name that users plan by (`hal plan MODEL --device NAME`)."""
+
+
+@hookspec(firstresult=True)
 def hal_kernel_candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:  # type: ignore[empty-body]
     """The implementations of one op for one device, those that cannot run here included: their
     reasons are what a plan shows."""

@@ -13,8 +13,10 @@ class ReasonKind(StrEnum):
     SCOPE: it is for another dtype, format or phase, so nothing is lost by it. HARDWARE: the device
     cannot. ARGUMENT: it is for this kind of request but not for these arguments (a kernel gap).
     SOFTWARE: something is not installed or too old. POLICY: the device's policy disables it.
-    EXPLICIT: the user chose another. RANKED: it can serve, but another is better. SEMANTIC: it
-    would change the numbers beyond rounding, and nothing the user asked for allows that.
+    MISSING: it is declared and nobody has written it yet. UNVERIFIED: the device may be able to,
+    but only an unverified source says so. EXPLICIT: the user chose another. RANKED: it can serve,
+    but another is better. SEMANTIC: it would change the numbers beyond rounding, and nothing the
+    user asked for allows that.
     """
 
     SCOPE = "scope"
@@ -22,6 +24,8 @@ class ReasonKind(StrEnum):
     ARGUMENT = "argument"
     SOFTWARE = "software"
     POLICY = "policy"
+    MISSING = "missing"
+    UNVERIFIED = "unverified"
     EXPLICIT = "explicit"
     RANKED = "ranked"
     SEMANTIC = "semantic"
@@ -29,7 +33,12 @@ class ReasonKind(StrEnum):
     @property
     def is_attainable(self) -> bool:
         """True if the candidate could serve on this very device once something is fixed."""
-        return self in (ReasonKind.ARGUMENT, ReasonKind.SOFTWARE)
+        return self in _ATTAINABLE
+
+
+_ATTAINABLE = frozenset(
+    {ReasonKind.ARGUMENT, ReasonKind.SOFTWARE, ReasonKind.MISSING, ReasonKind.UNVERIFIED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 if TYPE_CHECKING:
     import torch
 
+PeerAccess = Literal["none", "claimed", "verified"]
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"
 ]
@@ -65,6 +66,9 @@ class CollectiveRequest(OpRequest):
     width: int
     dtype: str
     transport: str = "host"  # what links the ranks: host, pcie, nvlink, xgmi, …
+    p2p: PeerAccess = "none"
+    is_full_mesh: bool = True  # every pair of ranks is linked directly by the transport
+    distance: str = ""  # of the farthest pair: PIX, PXB, PHB, NODE or SYS; "" if not known
 
     def __post_init__(self) -> None:
         if self.kind == "reduce_scatter" and self.width % self.world_size:

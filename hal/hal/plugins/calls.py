@@ -24,6 +24,7 @@ from hal.plugins.validation import (
     checked_candidates,
     checked_data,
     checked_devices,
+    checked_profiles,
     checked_runtime,
     checked_sequence,
     checked_spec,
@@ -85,6 +86,15 @@ class Plugin:
             "hal_describe_device",
             {"device": device, "host": host},
             lambda answer: checked_spec(answer, device, self.info.name),
+        )
+
+    def device_profiles(self) -> tuple[DeviceSpec, ...]:
+        """`hal_device_profiles`: devices to plan for that need not be here, sorted by id."""
+        return self._optional(
+            "hal_device_profiles",
+            {},
+            lambda answer: checked_profiles(answer, self.info.name),
+            (),
         )
 
     def measure_device(self, device: DeviceSpec) -> DeviceSpec:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hal.candidates import KernelCandidate
 from hal.device import DetectedDevice, DevicePolicy, DeviceSpec, SelfTestResult
-from hal.errors import DeviceNotFoundError, PluginError
+from hal.errors import DeviceClaimError, DeviceNotFoundError, PluginError
 from hal.hookspecs import Runtime
 from hal.host import TransferableHost
 from hal.plugins.calls import Plugin
@@ -27,6 +27,10 @@ class StateKeeper(Protocol):
 
     def record_failure(self, entry: PluginEntry, error: PluginError) -> None:
         """Remember a plug-in's failure."""
+        ...
+
+    def load_providing(self, what: str) -> tuple[Plugin, ...]:
+        """Load every sound plug-in that provides `what`."""
         ...
 
 
@@ -51,6 +55,7 @@ class BackendRegistry:
         self._owners = dict(owners)
         self._specs: dict[str, DeviceSpec] = {}
         self._failures: list[PluginError] = []
+        self._profiles: dict[str, DeviceSpec] | None = None
 
     @property
     def devices(self) -> tuple[DetectedDevice, ...]:
@@ -117,6 +122,44 @@ class BackendRegistry:
             self._specs[device_id] = self.plugin_for(device).describe_device(device, self.host)
         return self._specs[device_id]
 
+    @property
+    def profiles(self) -> Mapping[str, DeviceSpec]:
+        """Every device that a plug-in knows and that need not be here, by name.
+
+        Loads the plug-ins that have devices: only a plan for an absent device asks for this.
+
+        Raises:
+            DeviceClaimError: two plug-ins know a device by one name.
+        """
+        if self._profiles is None:
+            loaded = {plugin.entry: plugin for plugin in self.plugins}
+            loaded |= {plugin.entry: plugin for plugin in self._keeper.load_providing("devices")}
+            self.plugins = tuple(loaded[entry] for entry in sorted(loaded))
+            found: dict[str, tuple[DeviceSpec, Plugin]] = {}
+            for plugin in self.plugins:
+                for spec in self._profiles_of(plugin):
+                    if spec.device_id in found:
+                        raise _one_profile_twice(spec, found[spec.device_id][1], plugin)
+                    found[spec.device_id] = spec, plugin
+            self._profiles = {name: found[name][0] for name in sorted(found)}
+        return self._profiles
+
+    def profile(self, name: str) -> DeviceSpec:
+        """The profile of a device that need not be here.
+
+        Raises:
+            DeviceNotFoundError: no plug-in knows it.
+        """
+        if name not in self.profiles:
+            raise DeviceNotFoundError(
+                f"device {name!r}",
+                "a device of this host, or one that a plug-in knows",
+                f"here: {', '.join(self._owners) or 'none'}; known: {len(self.profiles)} others",
+                f"{did_you_mean(name, [*self._owners, *self.profiles])} "
+                "`hal db list` shows what is known",
+            )
+        return self.profiles[name]
+
     def candidates(self, op: str, device: DeviceSpec) -> tuple[KernelCandidate, ...]:
         """Every implementation of `op` for `device`, sorted by name: those of its own plug-in and
         of plug-ins that provide candidates for any device.
@@ -159,6 +202,13 @@ class BackendRegistry:
             except PluginError as error:
                 self._record(plugin, error)
 
+    def _profiles_of(self, plugin: Plugin) -> tuple[DeviceSpec, ...]:
+        try:
+            return plugin.device_profiles()
+        except PluginError as error:
+            self._record(plugin, error)
+            return ()
+
     def _candidates_of(
         self, plugin: Plugin, owner: Plugin, op: str, device: DeviceSpec
     ) -> tuple[KernelCandidate, ...]:
@@ -181,4 +231,13 @@ def _one_name_twice(first: KernelCandidate, second: KernelCandidate, plugin: Plu
         "one distribution that offers it",
         f"offered by {first.distribution} and by {second.distribution}",
         f'disable one of them: plugins.disable = ["{plugin.entry.key}"]',
+    )
+
+
+def _one_profile_twice(spec: DeviceSpec, first: Plugin, second: Plugin) -> DeviceClaimError:
+    return DeviceClaimError(
+        f"device profile {spec.device_id!r}",
+        "one plug-in that knows it",
+        f"known by {first.entry} and by {second.entry}",
+        f'disable one of them: plugins.disable = ["{second.entry.key}"]',
     )

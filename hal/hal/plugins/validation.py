@@ -135,6 +135,18 @@ def checked_spec(value: object, device: DetectedDevice, backend: str) -> DeviceS
     return spec
 
 
+def checked_profiles(value: object, backend: str) -> tuple[DeviceSpec, ...]:
+    """Profiles sorted by id, each once, of the backend that answers."""
+    by_id: dict[str, DeviceSpec] = {}
+    for spec in checked_sequence(DeviceSpec, value):
+        if spec.backend != backend:
+            raise ValueError(f"required backend {backend!r}, found {spec.backend!r}")
+        if not spec.device_id or not spec.device_id.isprintable() or spec.device_id in by_id:
+            raise ValueError(f"required unique printable ids, found {shown(spec.device_id)}")
+        by_id[spec.device_id] = spec
+    return tuple(by_id[device_id] for device_id in sorted(by_id))
+
+
 def checked_candidates(
     value: object, op: str, backend: str, distribution: str
 ) -> tuple[KernelCandidate, ...]:
@@ -157,7 +169,7 @@ def _check_candidate(candidate: KernelCandidate, op: str, backend: str) -> None:
         raise ValueError(f"required candidates for {op!r}, found {candidate.name} for another op")
     if not isinstance(candidate.tier, Tier):
         raise TypeError(f"required a Tier for {candidate.name}, found {shown(candidate.tier)}")
-    for field in ("not_supported_reasons", "load", "estimate_us", "semantic_notes"):
+    for field in ("not_supported_reasons", "load", "estimate_us", "semantic_notes", "work"):
         if not callable(getattr(candidate, field)):
             raise TypeError(f"required a callable {field} of {candidate.name}")
 
