@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from hal.candidates import KernelCandidate, SemanticNote
+from hal.candidates import KernelCandidate, SemanticNote, Work
 from hal.errors import SelectionError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
@@ -22,6 +22,8 @@ _OF_CANDIDATES = (
     ReasonKind.HARDWARE,
     ReasonKind.ARGUMENT,
     ReasonKind.SOFTWARE,
+    ReasonKind.MISSING,
+    ReasonKind.UNVERIFIED,
 )
 
 
@@ -68,6 +70,26 @@ def estimate_of(candidate: KernelCandidate, request: OpRequest) -> float | None:
         return float(value)
 
     return _ask(candidate, "estimate_us", request, answer)
+
+
+def work_of(candidate: KernelCandidate, request: OpRequest, tokens: int) -> Work | None:
+    """What it does for one call where that is not what the op needs, else None.
+
+    Raises SelectionError for nonsense.
+    """
+
+    def answer() -> Work | None:
+        work = candidate.work(request, tokens)
+        if work is None:
+            return None
+        if not isinstance(work, Work):
+            raise TypeError(f"required Work or None, found {type(work).__name__}")
+        for what, value in (("flops", work.flops), ("bytes", work.bytes)):
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"required {what} of 0 or more, found {value}")
+        return work
+
+    return _ask(candidate, "work", request, answer)
 
 
 class SemanticNotes:

@@ -94,6 +94,10 @@ class SelectionError(HalError):
     """No candidate may serve a request, or an explicit choice cannot be honoured."""
 
 
+class UnservedRequestError(SelectionError):
+    """Nothing serves a request, though the user forced nothing."""
+
+
 class PlanError(HalError):
     """A plan cannot be made, read, or does not fit what it is applied to."""
 

@@ -10,13 +10,20 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.candidates import KernelCandidate
+from hal.device_group import GroupLink
 from hal.ops.request import OpRequest, TokenRange
 from hal.reasons import ReasonKind
 from hal.roofline import Bound
 from hal.selection import Decision
+from hal.unlocks import unlocks_of
+from hal.violations import Violation
+
+if TYPE_CHECKING:
+    from hal.memory_need import MemoryNeed
+    from hal.step_costs import StepEstimate
 
 SCHEMA = "halstack.plan/1"
 
@@ -55,6 +62,7 @@ class PlannedOp:
     decision: Decision
     waiver: str | None = None  # of a lost fast path or a semantic change, as text
     bound: Bound | None = None  # of one call at the upper end of `tokens`
+    better: KernelCandidate | None = None  # what should serve, where a fast path is lost
 
     @property
     def choice(self) -> KernelCandidate:
@@ -81,8 +89,19 @@ class PlannedOp:
             "semantic_notes": [
                 {"name": note.name, "text": note.text} for note in decision.semantic_notes
             ],
+            "lost": self._lost(),
             "waiver": self.waiver,
             "rejected": [loser.to_dict() for loser in decision.rejected],
+        }
+
+    def _lost(self) -> dict[str, Any] | None:
+        lost = self.decision.lost
+        if lost is None:
+            return None
+        return {
+            "better": lost.better,
+            "better_tier": lost.better_tier.label,
+            "unlock": list(unlocks_of(lost.reasons)),
         }
 
 
@@ -93,7 +112,8 @@ class Plan:
     model, settings: plain data that names the model and what the user asked for. devices:
     `DeviceSpec.to_dict()` of the group. notes: remarks for people (what is not exact and where).
     policy: what the device's backend forces on and disables, with reasons. decode_bound_us: least
-    time of a decode step with one sequence on the measured device.
+    time of a decode step with one sequence on the measured device. link: of a group. steps: least
+    times, op by op. violations: why this plan may not be used, empty for one that may.
     """
 
     model: Mapping[str, Any]
@@ -105,6 +125,10 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
     policy: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     decode_bound_us: float | None = None
+    link: GroupLink | None = None
+    steps: Sequence[StepEstimate] = ()
+    memory: MemoryNeed | None = None
+    violations: Sequence[Violation] = ()
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -118,6 +142,10 @@ class Plan:
             "notes": list(self.notes),
             "policy": {name: dict(entries) for name, entries in self.policy.items()},
             "decode_roofline_us": self.decode_bound_us,
+            "link": None if self.link is None else self.link.to_dict(),
+            "steps": [step.to_dict() for step in self.steps],
+            "memory": None if self.memory is None else self.memory.to_dict(),
+            "violations": [violation.to_dict() for violation in self.violations],
             "ops": [op.to_dict() for op in self.ops],
         }
         document["hash"] = plan_hash(document)
@@ -126,6 +154,9 @@ class Plan:
     @property
     def device_label(self) -> str:
         names = [f"{d['name']} ({d['device_id']})" for d in self.devices]
+        distinct = dict.fromkeys(names)
+        if len(distinct) == 1 and len(names) > 1:
+            return f"{len(names)} × {names[0]}"
         return ", ".join(names)
 
     @property
@@ -139,6 +170,8 @@ class Plan:
 
 # What is measured on a device and may differ between two hosts that run the same thing.
 _MEASURED = frozenset({"evidence", "memory_bandwidth", "peak_flops"})
+# What follows from the measured, and from what else is in the document.
+_DERIVED = ("hash", "decode_roofline_us", "steps", "memory", "link", "violations")
 
 
 def plan_hash(document: Mapping[str, Any]) -> str:
@@ -146,7 +179,7 @@ def plan_hash(document: Mapping[str, Any]) -> str:
 
     Raises ValueError if the document holds a number that is not finite: JSON has none.
     """
-    stable = _without(document, ("hash", "decode_roofline_us"))
+    stable = _without(document, _DERIVED)
     stable["devices"] = [_without(device, _MEASURED) for device in document["devices"]]
     stable["ops"] = [_stable_op(op) for op in document["ops"]]
     canonical = json.dumps(stable, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -160,7 +193,7 @@ def _without(data: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
     # Losers are listed by rank and say by how many µs they lost: neither is what will run.
     losers = sorted(op["rejected"], key=lambda loser: str(loser["name"]))
-    return _without(op, ("estimate_us", "roofline_us", "roofline_by")) | {
+    return _without(op, ("estimate_us", "roofline_us", "roofline_by", "lost")) | {
         "rejected": [
             _without(loser, ("estimate_us",))
             | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}

@@ -12,15 +12,18 @@ from typing import Any
 
 from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
-from hal.errors import PlanError, RequestError
+from hal.device_group import GroupLink
+from hal.errors import PlanError, RequestError, UnservedRequestError
+from hal.memory_need import memory_need, stored_weight_bytes
 from hal.ops import CATALOGUE
-from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.request import OpRequest
 from hal.plan import OpSite, Plan, PlannedOp
 from hal.ranges import decide_ranges
-from hal.roofline import bound_of, step_bound_us
+from hal.roofline import bound_of, step_bound_us, unverified_rates
 from hal.selection import Decision, SelectionRules, select
+from hal.step_costs import Step, estimate_step
 from hal.suggestions import did_you_mean
+from hal.violations import Violation, violation_error
 from hal.waivers import Waiver, WaiverBook, waiver_text
 
 CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
@@ -28,7 +31,8 @@ CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """What a plan is made from. `use` is the explicit choice per op (`--use`)."""
+    """What a plan is made from. `use` is the explicit choice per op (`--use`); `link` is what links
+    the devices of a group, None for one device."""
 
     sites: Sequence[OpSite]
     device: DeviceSpec
@@ -37,41 +41,52 @@ class PlanInputs:
     waivers: WaiverBook
     use: Mapping[str, str] = field(default_factory=dict)
     allowed_semantics: frozenset[str] = frozenset()
+    link: GroupLink | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOps:
+    """The decided sites and what is wrong with them."""
+
+    ops: Sequence[PlannedOp]
+    violations: Sequence[Violation]
 
 
 def plan_ops(
-    inputs: PlanInputs, *, on_decision: Callable[[Decision], None] | None = None
-) -> list[PlannedOp]:
+    inputs: PlanInputs,
+    *,
+    is_strict: bool = True,
+    on_decision: Callable[[Decision], None] | None = None,
+) -> PlannedOps:
     """Decides every site.
 
+    is_strict: a lost fast path or an unserved request raises; otherwise it is a violation of the
+    answer, and a site that nothing serves is not among the ops.
     Raises SelectionError (an explicit choice that cannot serve, a request that nothing serves),
     PlanError (lost fast paths without waiver, all of them; a `--use` that decides nothing),
     RequestError (an op that the catalogue does not have) and WaiverError.
     """
     _check_use(inputs)
     planned: list[PlannedOp] = []
-    violations: list[str] = []
-    stanzas: list[str] = []
+    violations: list[Violation] = []
     for site in inputs.sites:
-        ops, problems, waivers = _plan_site(inputs, site)
+        try:
+            ops, problems = _plan_site(inputs, site)
+        except UnservedRequestError as error:
+            if is_strict:
+                raise
+            ops, problems = [], [_unserved(site, error)]
         planned += ops
-        violations += [p for p in problems if p not in violations]
-        stanzas += [w for w in waivers if w not in stanzas]
+        violations += problems
     for op in planned:
         if on_decision is not None:
             on_decision(op.decision)
-    if violations:
-        raise PlanError(
-            f"plan for {inputs.device.name} ({inputs.device.device_id})",
-            "the best tier known for this device at every call site",
-            "lost fast paths:\n    - " + "\n    - ".join(violations),
-            "install or enable what the reasons name; or allow it in the waiver file:\n"
-            + "\n\n".join(stanzas),
-        )
+    if violations and is_strict:
+        raise violation_error(inputs.device, violations)
     inputs.waivers.check_after_planning(
         [(s, site.request) for site in inputs.sites for s in site.names()]
     )
-    return planned
+    return PlannedOps(ops=planned, violations=violations)
 
 
 def _check_use(inputs: PlanInputs) -> None:
@@ -92,7 +107,17 @@ def _check_use(inputs: PlanInputs) -> None:
             )
 
 
-def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[str], list[str]]:
+def _unserved(site: OpSite, error: UnservedRequestError) -> Violation:
+    return Violation(
+        site=site.site,
+        label=site.request.label,
+        tokens=str(site.request.tokens),
+        text=f"nothing may serve it: {error.found}",
+        unserved=error,
+    )
+
+
+def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[Violation]]:
     request = site.request
     candidates = inputs.candidates(request.op, inputs.device)
     semantic = inputs.waivers.find(request, site.site, inputs.device, kind="semantic")
@@ -105,8 +130,7 @@ def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[
         return select(part, candidates, rules, held=held)
 
     ops: list[PlannedOp] = []
-    problems: list[str] = []
-    stanzas: list[str] = []
+    problems: list[Violation] = []
     for tokens, decision in decide_ranges(request, choose, is_weighted=_is_weighted(site)):
         waivers: list[Waiver | None] = []
         if not all(asked.allows(note) for note in decision.semantic_notes):
@@ -114,13 +138,31 @@ def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[
         if decision.lost is not None:
             waivers.append(inputs.waivers.match(request, site.site, inputs.device, "tier"))
             if waivers[-1] is None:
-                lost = decision.lost.describe(decision.choice)
-                problems.append(f"{site.site} ({request.label}, {tokens} tokens): {lost}")
-                stanzas.append(waiver_text(request, site.site, inputs.device, kind="tier"))
+                problems.append(
+                    Violation(
+                        site=site.site,
+                        label=request.label,
+                        tokens=str(tokens),
+                        text=decision.lost.describe(decision.choice),
+                        waiver=waiver_text(request, site.site, inputs.device, kind="tier"),
+                    )
+                )
         text = "; ".join(w.describe() for w in waivers if w is not None) or None
-        bound = bound_of(request, tokens.high, inputs.device)
-        ops.append(PlannedOp(site=site, tokens=tokens, decision=decision, waiver=text, bound=bound))
-    return ops, problems, stanzas
+        bound = bound_of(request, tokens.high, inputs.device, link=inputs.link)
+        better = None
+        if decision.lost is not None:
+            better = next((c for c in candidates if c.name == decision.lost.better), None)
+        ops.append(
+            PlannedOp(
+                site=site,
+                tokens=tokens,
+                decision=decision,
+                waiver=text,
+                bound=bound,
+                better=better,
+            )
+        )
+    return ops, problems
 
 
 def _is_weighted(site: OpSite) -> bool:
@@ -141,24 +183,40 @@ def create_plan(
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     world_size: int = 1,
+    steps: Sequence[Step] = (),
+    is_strict: bool = True,
     on_decision: Callable[[Decision], None] | None = None,
 ) -> Plan:
-    """A plan for `world_size` ranks of the same device."""
-    ops = plan_ops(inputs, on_decision=on_decision)
+    """A plan for `world_size` ranks of the same device.
+
+    steps: what the plan estimates times for. is_strict: see `plan_ops`; a plan that is not strict
+    has its violations as data.
+    """
+    planned = plan_ops(inputs, is_strict=is_strict, on_decision=on_decision)
+    ops = planned.ops
     return Plan(
         model=model,
         devices=[inputs.device.to_dict() | {"rank": rank} for rank in range(world_size)],
         settings=settings,
         kv_bytes_per_token=kv_bytes_per_token,
         ops=ops,
-        notes=[*notes, *_copy_notes(ops)],
+        notes=[*notes, *_copy_notes(ops), *_unverified_notes(inputs)],
         versions=versions or {},
         policy={
             "forced_features": inputs.policy.forced_features,
             "disabled": inputs.policy.disabled,
         },
         decode_bound_us=_decode_bound_us(inputs) if world_size == 1 else None,
+        link=inputs.link,
+        steps=[estimate_step(ops, step, inputs.device, inputs.link) for step in steps],
+        memory=memory_need(inputs.sites, inputs.device, world_size, kv_bytes_per_token),
+        violations=planned.violations,
     )
+
+
+def _unverified_notes(inputs: PlanInputs) -> list[str]:
+    found = unverified_rates((s.request for s in inputs.sites), inputs.device, inputs.link)
+    return [f"times rest on unverified figures: {', '.join(found)}"] if found else []
 
 
 def _decode_bound_us(inputs: PlanInputs) -> float | None:
@@ -184,19 +242,9 @@ def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
         if len(held) > 1:
             key = tuple(sorted(held))
             sites.setdefault(key, []).append(site.site)
-            extra[key] = extra.get(key, 0) + _weight_bytes(site) * (len(held) - 1)
+            extra[key] = extra.get(key, 0) + stored_weight_bytes(site) * (len(held) - 1)
     return [
         f"weights are held {len(held)} times ({', '.join(held)}), {extra[held] / 2**20:,.0f} MiB "
         f"more: {', '.join(names)}"
         for held, names in sites.items()
     ]
-
-
-def _weight_bytes(site: OpSite) -> int:
-    """Bytes of the weights of all layers of a site, as stored."""
-    request = site.request
-    if isinstance(request, GemmRequest | GroupedGemmRequest):
-        experts = request.num_experts if isinstance(request, GroupedGemmRequest) else 1
-        stored = request.weight_format.weight_bytes(request.n, request.k)
-        return stored * experts * max(1, len(site.layers))
-    return 0

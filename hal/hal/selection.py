@@ -22,7 +22,7 @@ from typing import Any
 from hal.answers import SemanticNotes, estimate_of, reasons_of
 from hal.candidates import KernelCandidate, SemanticNote
 from hal.device import DevicePolicy
-from hal.errors import SelectionError
+from hal.errors import SelectionError, UnservedRequestError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
 from hal.suggestions import did_you_mean
@@ -127,8 +127,8 @@ def select(
     held: a candidate of the winning tier that neighbouring token ranges use already and that is to
     be used here too, since a switch would gain too little (`hal.ranges`). Ignored where it cannot
     serve or is of a lower tier than the best that can.
-    Raises SelectionError if an explicit choice cannot serve, no candidate can, two candidates have
-    one name, or a candidate cannot answer what it is asked.
+    Raises SelectionError if an explicit choice cannot serve, two candidates have one name, or a
+    candidate cannot answer what it is asked; UnservedRequestError if no candidate can serve.
     """
     _check_names(request, candidates)
     notes = {c.name: SemanticNotes(c, request) for c in candidates}
@@ -253,13 +253,13 @@ def _none_can_serve(
     request: OpRequest,
     candidates: Sequence[KernelCandidate],
     unmet: Mapping[str, Sequence[Reason]],
-) -> SelectionError:
+) -> UnservedRequestError:
     lines = [
         f"{c.name} ({c.tier.label}): " + "; ".join(str(r) for r in unmet[c.name])
         for c in sorted(candidates, key=lambda c: c.name)
     ]
     semantic = any(all(r.kind is ReasonKind.SEMANTIC for r in unmet[c.name]) for c in candidates)
-    return SelectionError(
+    return UnservedRequestError(
         f"selection of {request.label} for {request.tokens} tokens, {request.arguments()}",
         "one candidate that can serve it",
         "none of " + " | ".join(lines) if lines else "no candidates at all",

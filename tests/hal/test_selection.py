@@ -26,6 +26,8 @@ OF_CANDIDATES = [
     ReasonKind.HARDWARE,
     ReasonKind.ARGUMENT,
     ReasonKind.SOFTWARE,
+    ReasonKind.MISSING,
+    ReasonKind.UNVERIFIED,
 ]
 
 

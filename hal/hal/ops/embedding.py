@@ -43,6 +43,10 @@ def bytes_moved(request: EmbeddingRequest, tokens: int) -> float:
     return float(tokens * (2 * request.hidden_size * DTYPE_BYTES[request.dtype] + 8))
 
 
+def stored_bytes(request: EmbeddingRequest) -> int:
+    return request.vocab_size * request.hidden_size * DTYPE_BYTES[request.dtype]
+
+
 FAMILY = OpFamily(
     name="embedding",
     request_type=EmbeddingRequest,
@@ -51,4 +55,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    weight_bytes=stored_bytes,
 )

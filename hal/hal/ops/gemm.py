@@ -203,6 +203,14 @@ def grouped_bytes_moved(request: GroupedGemmRequest, tokens: int) -> float:
     return _experts_touched(request, tokens) * weight + rows * (request.k + request.out_features)
 
 
+def stored_bytes(request: GemmRequest) -> int:
+    return request.weight_format.weight_bytes(request.n, request.k)
+
+
+def grouped_stored_bytes(request: GroupedGemmRequest) -> int:
+    return request.num_experts * request.weight_format.weight_bytes(request.n, request.k)
+
+
 FAMILY = OpFamily(
     name="gemm",
     request_type=GemmRequest,
@@ -212,6 +220,7 @@ FAMILY = OpFamily(
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
     is_weighted=True,
+    weight_bytes=stored_bytes,
 )
 
 GROUPED_FAMILY = OpFamily(
@@ -223,6 +232,7 @@ GROUPED_FAMILY = OpFamily(
     bytes_moved=grouped_bytes_moved,
     tolerances=FLOAT_TOLERANCES,
     is_weighted=True,
+    weight_bytes=grouped_stored_bytes,
 )
 
 __all__ = ["FAMILY", "FORMATS", "GROUPED_FAMILY", "GemmRequest", "GroupedGemmRequest"]

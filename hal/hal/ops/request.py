@@ -72,13 +72,18 @@ class Tolerance:
     atol: float
 
 
+def _no_weight(request: Any) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFamily:
     """One family of the catalogue.
 
     reference: `(request, **static) -> kernel`, plain torch, the meaning of the op. flops, bytes:
     work of one call at a number of tokens. tolerances: per dtype of the activations. is_weighted:
-    the implementation packs a weight at load. kinds: what `label` adds to the name besides phases.
+    the implementation packs a weight at load. weight_bytes: of the weight or table that a call site
+    holds, as stored. kinds: what `label` adds to the name besides phases.
     """
 
     name: str
@@ -89,6 +94,7 @@ class OpFamily:
     bytes_moved: Callable[[Any, int], float]
     tolerances: Mapping[str, Tolerance]
     is_weighted: bool = False
+    weight_bytes: Callable[[Any], int] = _no_weight
     kinds: tuple[str, ...] = ()
 
     def labels(self) -> tuple[str, ...]:

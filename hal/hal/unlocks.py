@@ -1,0 +1,32 @@
+"""What would unlock a lost fast path, in the words of somebody who can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.reasons import Reason, ReasonKind
+
+_LEAD = {
+    ReasonKind.SOFTWARE: "install",
+    ReasonKind.MISSING: "write the kernel",
+    ReasonKind.UNVERIFIED: "verify on the device",
+    ReasonKind.ARGUMENT: "extend the kernel",
+    ReasonKind.POLICY: "change the policy",
+    ReasonKind.SEMANTIC: "allow the change of meaning",
+    ReasonKind.EXPLICIT: "drop the explicit choice",
+}
+
+
+def unlock_of(reason: Reason) -> str:
+    """One step that would take the reason away; "" for what nobody can change (the hardware)."""
+    lead = _LEAD.get(reason.kind)
+    if lead is None:
+        return ""
+    if reason.kind in (ReasonKind.SOFTWARE, ReasonKind.MISSING):
+        return f"{lead}: {reason.required}"
+    return f"{lead}: {reason.what} {reason.required} (found {reason.found})"
+
+
+def unlocks_of(reasons: Sequence[Reason]) -> tuple[str, ...]:
+    """What to do for all of them, in their order, each once."""
+    return tuple(dict.fromkeys(step for step in map(unlock_of, reasons) if step))
