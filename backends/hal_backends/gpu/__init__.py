@@ -1,0 +1,1 @@
+"""What the accelerators' back ends share: specifications, limits, libraries, runtime, self-test."""
