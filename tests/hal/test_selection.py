@@ -204,7 +204,7 @@ def check_trace(
     elif lost.better:
         reasons = trace(decision)[lost.better]
         assert lost.better_tier > choice.tier
-        assert all(r.kind in (ReasonKind.ARGUMENT, ReasonKind.SOFTWARE) for r in reasons)
+        assert all(r.kind.is_attainable for r in reasons)
     else:
         assert choice.tier < FLOOR_TIER
 
