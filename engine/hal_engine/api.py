@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+# Whose doing it is that a request ended with an error: its own (it would end so again), its
+# deadline's, the server's (broken numbers, a broken library), or that of an engine which has ended.
+Fault = Literal["request", "deadline", "server", "engine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,14 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ended with an error; `message` is for people."""
+
+    fault: Fault
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token_id: int
     logprob: float
@@ -83,6 +94,7 @@ class TokenEvent:
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None  # beside it
     finish_reason: FinishReason | None = None
     error: str | None = None  # for people; set when finish_reason is "error"
+    fault: Fault | None = None  # set with `error`
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     num_generated_tokens: int = 0
@@ -117,16 +129,20 @@ class OpCallCount:
 
 
 class QueueFullError(Exception):
-    """The waiting queue is at its bound; the caller answers 429/503 with `retry_after_s`."""
+    """A queue is at its bound; the caller answers 429/503 with `retry_after_s`."""
 
-    def __init__(self, waiting: int, bound: int, retry_after_s: float) -> None:
+    def __init__(
+        self, waiting: int, bound: int, retry_after_s: float, *, what: str = "requests"
+    ) -> None:
+        """what: the things that wait, in the plural."""
         super().__init__(
-            f"engine: at most {bound} requests may wait, {waiting} are waiting; "
-            f"retry in {retry_after_s:.0f} s or raise --max-waiting"
+            f"engine: at most {bound} {what} may wait, {waiting} are waiting; "
+            f"retry in {retry_after_s:.0f} s"
         )
         self.waiting = waiting
         self.bound = bound
         self.retry_after_s = retry_after_s
+        self.what = what
 
 
 class EngineDeadError(Exception):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hal_engine.api import TokenLogprob
+from hal_engine.api import Failure, TokenLogprob
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class TokenLogprobs:
     top: tuple[TokenLogprob, ...]
 
 
-def argmax(logits: torch.Tensor) -> tuple[list[int], dict[int, str]]:
+def argmax(logits: torch.Tensor) -> tuple[list[int], dict[int, Failure]]:
     """The likeliest token of each row (of equals, the lowest id), and the rows without one."""
     if logits.device.type == "cpu":
         # 0.13 ms for 16 rows of 49152, where torch's argmax takes 1.5 ms.
@@ -41,14 +41,15 @@ def argmax(logits: torch.Tensor) -> tuple[list[int], dict[int, str]]:
     else:
         values, positions = logits.max(dim=-1)
         index, best = positions.cpu().numpy(), values.cpu().numpy()
-    errors: dict[int, str] = {}
+    errors: dict[int, Failure] = {}
     finite = np.isfinite(best)  # a NaN or +inf anywhere in a row is its maximum
     if not finite.all():
         for i in np.flatnonzero(~finite).tolist():
-            errors[i] = (
-                "the model's logits must be finite, found "
-                + ("only -inf" if best[i] == -np.inf else str(best[i]))
-                + f" (token {index[i]}); the weights or a kernel are broken"
+            found = "only -inf" if best[i] == -np.inf else str(best[i])
+            errors[i] = Failure(
+                "server",
+                f"the model's logits must be finite, found {found} (token {index[i]}); the weights "
+                "or a kernel are broken",
             )
     return index.tolist(), errors
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hal_engine.api import (
     EngineStats,
+    Failure,
     FinishReason,
     GenerationRequest,
     RequestRefusedError,
@@ -151,7 +152,7 @@ class EngineCore:
         for token_id, value in zip(next_ids, values, strict=True):
             if value.logprob != value.logprob:  # NaN
                 error = "the model's logits must be finite, found nan in the prompt"
-                events.append((seq, self._end(seq, "error", error)))
+                events.append((seq, self._end(seq, "error", Failure("server", error))))
                 return
             collected.append((TokenLogprob(token_id, value.logprob), value.top))
 
@@ -174,18 +175,18 @@ class EngineCore:
         seq.token_ids.append(token_id)
         self.generated_tokens += 1
         reason: FinishReason | None = None
-        error: str | None = None
+        error: Failure | None = None
         text = ""
         if token_id in state.stop_token_ids:
             reason = "stop"
         else:
             may_stop = seq.num_generated >= state.params.min_tokens
             text = detokenizer.append(token_id, may_stop=may_stop)
-            if state.grammar is not None:
+            if state.grammar is not None and not detokenizer.stopped:
                 try:
                     state.grammar.advance(token_id)
                 except GrammarError as failure:
-                    reason, error = "error", f"structured output: {failure}"
+                    reason, error = "error", failure.failure()
             if reason is None:
                 if detokenizer.stopped or (state.grammar and state.grammar.is_complete):
                     reason = "stop"
@@ -199,7 +200,7 @@ class EngineCore:
         self,
         seq: LiveSequence,
         reason: FinishReason,
-        error: str | None = None,
+        error: Failure | None = None,
         token_id: int | None = None,
         text: str = "",
         logprobs: TokenLogprobs | None = None,
@@ -218,8 +219,12 @@ class EngineCore:
         return self._end(
             seq,
             "error",
-            f"request {seq.request.request_id}: its deadline of {seq.request.deadline_s:g} s "
-            f"passed after {seq.num_generated} generated tokens; allow more time or ask for fewer",
+            Failure(
+                "deadline",
+                f"request {seq.request.request_id}: its deadline of {seq.request.deadline_s:g} s "
+                f"passed after {seq.num_generated} generated tokens; allow more time or ask for "
+                "fewer",
+            ),
         )
 
     def run_dummy(self) -> bool:
@@ -271,7 +276,7 @@ def make_event(
     text: str,
     logprobs: TokenLogprobs | None = None,
     reason: FinishReason | None = None,
-    error: str | None = None,
+    error: Failure | None = None,
 ) -> TokenEvent:
     """The event of `seq` as it stands: `token_id`, if any, is already part of it."""
     num_generated = seq.num_generated
@@ -289,7 +294,8 @@ def make_event(
         prompt_logprobs=prompt,
         prompt_top_logprobs=prompt_top,
         finish_reason=reason,
-        error=error,
+        error=None if error is None else error.message,
+        fault=None if error is None else error.fault,
         num_prompt_tokens=seq.num_prompt_tokens,
         num_cached_tokens=seq.num_cached_tokens,
         num_generated_tokens=num_generated,

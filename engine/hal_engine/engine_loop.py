@@ -22,6 +22,7 @@ from hal_engine.admission import check_request, check_token_ids
 from hal_engine.api import (
     EngineDeadError,
     EngineStats,
+    Failure,
     FinishReason,
     GenerationRequest,
     OpCallCount,
@@ -339,11 +340,11 @@ class Engine:
         while not self._inbox.empty():
             self._inbox.get()()
         error = self._dead_error()
-        message = str(error) if reason == "error" else None
+        failure = Failure("engine", str(error)) if reason == "error" else None
         # Not through the core: its books may be what failed.
         deliver(
             [
-                (stream, make_event(stream.sequence, None, "", None, reason, message))
+                (stream, make_event(stream.sequence, None, "", None, reason, failure))
                 for stream in self._streams.values()
                 if stream.sequence is not None
             ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hal_engine.api import Failure
 from hal_engine.structured_output import GrammarError
 
 if TYPE_CHECKING:
@@ -127,12 +128,12 @@ def ban_early_stops(
         logits.view(-1)[index] = NEGATIVE_INFINITY
 
 
-def apply_grammars(logits: torch.Tensor, states: Sequence[SamplerState]) -> dict[int, str]:
+def apply_grammars(logits: torch.Tensor, states: Sequence[SamplerState]) -> dict[int, Failure]:
     """Bans what the grammars do not allow; returns the rows whose grammar failed, and why."""
     import torch
 
     vocab_size = logits.shape[1]
-    errors: dict[int, str] = {}
+    errors: dict[int, Failure] = {}
     rows: list[int] = []
     masks: list[npt.NDArray[np.bool_]] = []
     for row, state in enumerate(states):
@@ -141,7 +142,7 @@ def apply_grammars(logits: torch.Tensor, states: Sequence[SamplerState]) -> dict
         try:
             packed = state.grammar.bitmask()
         except GrammarError as error:
-            errors[row] = f"structured output: {error}"
+            errors[row] = error.failure()
             continue
         allowed = np.unpackbits(packed, count=min(vocab_size, packed.size * 8), bitorder="little")
         banned = np.ones(vocab_size, dtype=np.bool_)  # ids beyond the tokenizer's stay banned

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hal_engine.api import AsyncEngine, FinishReason, GenerationRequest, TokenEvent
+from hal_engine.api import AsyncEngine, Fault, FinishReason, GenerationRequest, TokenEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class Completion:
     text: str
     finish_reason: FinishReason
     error: str | None
+    fault: Fault | None
     events: tuple[TokenEvent, ...]
 
 
@@ -53,5 +54,6 @@ def _completion(events: Sequence[TokenEvent]) -> Completion:
         text="".join(e.text for e in events),
         finish_reason=last.finish_reason,
         error=last.error,
+        fault=last.fault,
         events=tuple(events),
     )

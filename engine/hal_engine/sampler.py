@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hal_engine import logits_processors as processors
-from hal_engine.api import SamplingParams
+from hal_engine.api import Failure, SamplingParams
 from hal_engine.drawing import TokenLogprobs, argmax, compute_logprobs, draw_tokens
 from hal_engine.structured_output import GrammarMatcher
 
@@ -46,7 +46,7 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, Failure] = field(default_factory=dict)
 
 
 def create_sampler_state(
@@ -144,8 +144,10 @@ class Sampler:
             if j in failed:
                 result.errors[i] = failed[j]
             elif j in empty:
-                result.errors[i] = (
-                    "sampling: no token is left after penalties, logit bias, min_tokens and grammar"
+                result.errors[i] = Failure(
+                    "request",
+                    "sampling: no token is left after penalties, logit bias, min_tokens and "
+                    "grammar; loosen one of them",
                 )
         drawn = [
             j

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hal_engine.api import GrammarSpec, RequestRefusedError, Tokenizer
+from hal_engine.api import (
+    Failure,
+    Fault,
+    GrammarSpec,
+    QueueFullError,
+    RequestRefusedError,
+    Tokenizer,
+)
+from hal_engine.event_streams import call_in_loop
 
 if TYPE_CHECKING:
     import llguidance
@@ -42,8 +52,26 @@ class GrammarLimits:
     max_grammar_size: int = 100_000
 
 
+# How the library's messages begin where the grammar is not to blame: it broke inside, or refuses
+# a token that its own mask allowed.
+_LIBRARY_FAILED = re.compile(
+    r"panic:|Parser Error: token .* doesn't satisfy the grammar", re.DOTALL
+)
+
+
 class GrammarError(Exception):
-    """The grammar of a running request ended in an error; the message is for people."""
+    """The grammar of a running request ended in an error.
+
+    `fault` is "request" for a grammar that met a limit or leaves no way on, "server" for a defect
+    of the library.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_in_short(message))
+        self.fault: Fault = "server" if _LIBRARY_FAILED.match(message) else "request"
+
+    def failure(self) -> Failure:
+        return Failure(self.fault, f"structured output: {self}")
 
 
 class GrammarMatcher:
@@ -73,7 +101,7 @@ class GrammarMatcher:
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(_in_short(self._matcher.get_error()))
+            raise GrammarError(self._matcher.get_error())
 
 
 def _in_short(message: str) -> str:
@@ -115,32 +143,51 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._ll_tokenizer: llguidance.LLTokenizer | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="hal-grammar")
+        self._count_lock = threading.Lock()  # several event loops and the thread
         self._num_compiling = 0
 
     async def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Raises RequestRefusedError: bad grammar, over a limit, or too many at once."""
+        """Raises RequestRefusedError: bad grammar, over a limit. QueueFullError: too many at once,
+        or those before it took too long."""
         check_before_parsing(spec, self.limits)
+        timeout_s = self.limits.compile_timeout_s * (1 if self._ll_tokenizer is not None else 10)
+        full = QueueFullError(
+            self._num_compiling, self.limits.max_compiling, timeout_s, what="grammars"
+        )
         if self._num_compiling >= self.limits.max_compiling:
-            raise RequestRefusedError(
-                f"structured output: at most {self.limits.max_compiling} grammars are compiled at "
-                f"once, {self._num_compiling} are; try again"
-            )
-        self._num_compiling += 1
-        future = self._executor.submit(self.compile_now, spec)
-        future.add_done_callback(self._compiled)
-        wrapped = asyncio.wrap_future(future)
-        # The deadline does not stop the thread: the library's own limits do, a little later.
-        timeout = self.limits.compile_timeout_s * (1 if self._ll_tokenizer is not None else 10)
+            raise full
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+
+        def work() -> GrammarMatcher:
+            call_in_loop(loop, started.set)
+            return self.compile_now(spec)
+
+        future = self._submit(work)
         try:
-            return await asyncio.wait_for(wrapped, timeout)
+            try:
+                await asyncio.wait_for(started.wait(), timeout_s)
+            except TimeoutError:
+                raise full from None
+            # The deadline does not stop the thread: the library's own limits do, a little later.
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             raise RequestRefusedError(
-                f"structured output: a {spec.kind} grammar must compile within {timeout:g} s and "
+                f"structured output: a {spec.kind} grammar must compile within {timeout_s:g} s and "
                 "this one did not; simplify it"
             ) from None
+        finally:
+            future.cancel()  # if nobody waits for it and it has not begun
+
+    def _submit(self, work: Callable[[], GrammarMatcher]) -> Future[GrammarMatcher]:
+        with self._count_lock:
+            self._num_compiling += 1
+        future = self._executor.submit(work)
+        future.add_done_callback(self._compiled)
+        return future
 
     def _compiled(self, _: object) -> None:
-        self._num_compiling -= 1
+        with self._count_lock:
+            self._num_compiling -= 1
 
     def compile_now(self, spec: GrammarSpec) -> GrammarMatcher:
         """Compiles on the calling thread. Raises RequestRefusedError."""

@@ -14,6 +14,7 @@ from hal_engine.api import GenerationRequest, SamplingParams
 from hal_engine.batch import Batch
 from hal_engine.engine_loop import Engine
 from hal_engine.scheduler import SchedulerConfig
+from hal_engine.structured_output import GrammarLimits
 
 VOCAB_SIZE = 272  # 256 bytes, eos, two markers, and ids no token has
 EOS = 256
@@ -172,9 +173,11 @@ def make_request() -> Callable[..., GenerationRequest]:
 
 @pytest.fixture(scope="session")
 def make_engine(byte_tokenizer: ByteTokenizer) -> Callable[..., Engine]:
-    """`make_engine(runner, **scheduler_config)`; the test closes it."""
+    """`make_engine(runner, grammar_limits=…, **scheduler_config)`; the test closes it."""
 
-    def make(runner: FakeRunner, **config: Any) -> Engine:
+    def make(
+        runner: FakeRunner, *, grammar_limits: GrammarLimits | None = None, **config: Any
+    ) -> Engine:
         return Engine(
             "fake",
             runner,
@@ -182,6 +185,7 @@ def make_engine(byte_tokenizer: ByteTokenizer) -> Callable[..., Engine]:
             SchedulerConfig(**config),
             plan_json={"hash": "abc"},
             op_calls=list,
+            grammar_limits=grammar_limits,
         )
 
     return make

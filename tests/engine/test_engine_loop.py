@@ -275,7 +275,8 @@ def test_a_deadline_ends_a_request_with_an_error(
             events = await collect(engine, make_request("x", max_tokens=8000, deadline_s=0.1))
             assert events[-1].finish_reason == "error"
             assert "deadline of 0.1 s" in (events[-1].error or "")
-            assert 1 < len(events) < 1000
+            assert events[-1].fault == "deadline"
+            assert len(events) < 1000
 
     asyncio.run(scenario())
 
@@ -297,6 +298,7 @@ def test_a_dead_runner_ends_everyone_with_the_cause(
         for events in await asyncio.gather(*tasks):
             assert events[-1].finish_reason == "error"
             assert "RuntimeError: the device is on fire" in (events[-1].error or "")
+            assert events[-1].fault == "engine"
         with pytest.raises(EngineDeadError, match="on fire") as caught:
             await collect(engine, make_request("x"))
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -374,6 +376,7 @@ def test_a_nan_row_ends_its_request_and_no_other(
         failed = [i for i, events in enumerate(results) if events[-1].finish_reason == "error"]
         assert len(failed) == 1
         assert "must be finite, found nan" in (results[failed[0]][-1].error or "")
+        assert results[failed[0]][-1].fault == "server"
         for i in {0, 1, 2} - set(failed):
             assert tokens(results[i]) == oracle(f"p{i}".encode(), 9)
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hal_engine import logits_processors as processors
-from hal_engine.api import SamplingParams
+from hal_engine.api import Failure, SamplingParams
 from hal_engine.drawing import compute_logprobs, draw_batch, draw_row, row_weights, top_tokens
 from hal_engine.sampler import Sampler, SamplerState, create_sampler_state
 from hal_engine.structured_output import GrammarError
@@ -281,7 +281,8 @@ def test_a_row_that_is_not_finite_fails_alone(
         logits[1, 77] = bad
     result = sampler.sample(logits, [state(**params) for _ in range(3)], [0, 0, 0])
     assert list(result.errors) == [1]
-    assert found in result.errors[1]
+    assert found in result.errors[1].message
+    assert result.errors[1].fault == "server"
     if not params.get("temperature"):
         assert result.token_ids[0] == int(logits[0].argmax())
 
@@ -312,8 +313,9 @@ def test_grammar_masks_and_its_errors(sampler: Sampler) -> None:
     result = sampler.sample(logits, states, [0, 0, 0, 0])
     assert result.token_ids[0] == 123
     assert result.token_ids[3] == V - 1
-    assert result.errors[1] == "structured output: too complex"
-    assert "no token is left" in result.errors[2]
+    assert result.errors[1] == Failure("request", "structured output: too complex")
+    assert result.errors[2].fault == "request"
+    assert "no token is left" in result.errors[2].message
 
 
 def test_logits_are_left_as_they_were(sampler: Sampler) -> None:

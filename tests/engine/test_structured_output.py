@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hal_engine.api import GrammarSpec, RequestRefusedError
+from hal_engine.api import GrammarSpec, QueueFullError, RequestRefusedError
 from hal_engine.structured_output import (
     GrammarCompiler,
     GrammarError,
@@ -38,6 +38,12 @@ def compiler(byte_tokenizer: Any) -> GrammarCompiler:
 
 def allowed(matcher: GrammarMatcher) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(matcher.bitmask(), bitorder="little")).tolist())
+
+
+def follow(matcher: GrammarMatcher, text: bytes) -> None:
+    for token in text:
+        matcher.bitmask()
+        matcher.advance(token)
 
 
 def random_walk(matcher: GrammarMatcher, seed: int, most: int = 600) -> bytes:
@@ -92,8 +98,29 @@ def test_the_end_is_allowed_only_where_the_grammar_accepts(compiler: GrammarComp
 
 def test_a_token_against_the_grammar_is_an_error(compiler: GrammarCompiler) -> None:
     matcher = compiler.compile_now(GrammarSpec(kind="regex", text="ab"))
-    with pytest.raises(GrammarError):
+    with pytest.raises(GrammarError) as caught:
         matcher.advance(ord("z"))
+    # The mask did not allow it: whoever drew it is wrong, not whoever wrote the grammar.
+    assert caught.value.fault == "server"
+
+
+AMBIGUOUS = GrammarSpec(kind="lark", text='start: x\nx: x x | "a" | ""')
+
+
+def test_a_limit_that_is_met_on_the_way_is_the_fault_of_the_request(byte_tokenizer: Any) -> None:
+    limits = GrammarLimits(max_items_in_row=20)
+    matcher = GrammarCompiler(byte_tokenizer, limits).compile_now(AMBIGUOUS)
+    with pytest.raises(GrammarError, match="max is 20") as caught:
+        follow(matcher, b"a" * 30)
+    assert caught.value.failure().fault == "request"
+    with pytest.raises(GrammarError, match="max is 20"):  # and stays so
+        matcher.bitmask()
+
+
+def test_a_panic_of_the_library_is_not_the_fault_of_the_request() -> None:
+    error = GrammarError("panic: index out of bounds\n  0: somewhere\n")
+    assert error.failure().fault == "server"
+    assert str(error) == "panic: index out of bounds"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +200,7 @@ def test_compilation_has_a_deadline_and_does_not_hold_the_loop(byte_tokenizer: A
     limits = GrammarLimits(compile_timeout_s=0.02, max_compiling=2)
     compiler = GrammarCompiler(byte_tokenizer, limits)
     release = threading.Event()
-    compiler.compile_now = lambda spec: release.wait(10)  # type: ignore[method-assign,assignment,return-value]
+    compiler.compile_now = lambda spec: release.wait(60)  # type: ignore[method-assign,assignment,return-value]
     spec = GrammarSpec(kind="regex", text="a")
 
     async def scenario() -> list[BaseException | Any]:
@@ -183,16 +210,42 @@ def test_compilation_has_a_deadline_and_does_not_hold_the_loop(byte_tokenizer: A
         while not all(t.done() for t in tasks):
             await asyncio.sleep(0.005)
             ticks += 1
-        assert ticks > 5
+        assert ticks > 0
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     slow, queued, third = asyncio.run(scenario())
     release.set()
     compiler.close()
+    assert isinstance(slow, RequestRefusedError)
     assert "must compile within" in str(slow)
-    assert "must compile within" in str(queued)
-    assert "at most 2 grammars" in str(third)
-    assert all(isinstance(r, RequestRefusedError) for r in (slow, queued, third))
+    # The others are no worse than any: they may come again.
+    for error in (queued, third):
+        assert isinstance(error, QueueFullError)
+        assert (error.bound, error.what) == (2, "grammars")
+
+
+def test_a_compilation_that_nobody_waits_for_is_not_begun(byte_tokenizer: Any) -> None:
+    compiler = GrammarCompiler(byte_tokenizer)
+    release, begun = threading.Event(), []
+
+    def compile_now(spec: GrammarSpec) -> Any:
+        begun.append(spec.text)
+        return release.wait(60)
+
+    compiler.compile_now = compile_now  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        specs = [GrammarSpec(kind="regex", text=text) for text in "abc"]
+        first, second, third = (asyncio.ensure_future(compiler.compile(spec)) for spec in specs)
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        release.set()
+        await asyncio.gather(first, third)
+
+    asyncio.run(scenario())
+    compiler.close()
+    assert begun == ["a", "c"]
 
 
 def test_a_tokenizer_without_end_is_refused() -> None:

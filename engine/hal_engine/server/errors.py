@@ -124,8 +124,8 @@ def from_engine_error(error: Exception, *, is_draining: bool) -> ApiError | None
         case QueueFullError():
             return ApiError(
                 429,
-                f"The queue is full: {error.waiting} requests are waiting, at most {error.bound} "
-                "may wait. Retry later.",
+                f"The queue is full: {error.waiting} {error.what} are waiting, at most "
+                f"{error.bound} may wait. Retry later.",
                 code="queue_full",
                 headers=retry_headers(error.retry_after_s),
             )

@@ -8,7 +8,6 @@ ends in `Generation.close()`, which closes the engine's iterators, and so frees 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -16,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.types import Receive
 
-from hal_engine.api import GenerationRequest, TokenEvent
+from hal_engine.api import EngineDeadError, GenerationRequest, RequestRefusedError, TokenEvent
 from hal_engine.server.errors import (
     ApiError,
     ClientDisconnected,
@@ -30,10 +29,6 @@ logger = logging.getLogger("hal_engine.server")
 
 Batch = list[tuple[int, TokenEvent]]
 ResultT = TypeVar("ResultT")
-
-# An engine's own "error" event within this time of the deadline is the deadline.
-_DEADLINE_TOLERANCE_S = 0.25
-_DEATH_CHECK_S = 0.05
 
 
 @runtime_checkable
@@ -122,7 +117,7 @@ class Generation:
         events = self._state.engine.generate(request)
         try:
             async for event in events:
-                await self._refuse_early_end(event)
+                self._refuse_early_end(event)
                 self._observe(index, event)
                 while len(self._buffer) >= self._state.config.event_buffer:
                     self._writable.clear()
@@ -136,19 +131,25 @@ class Generation:
             await _close(events)
         raise RuntimeError(f"engine: the events of {request.request_id} ended without a reason")
 
-    async def _refuse_early_end(self, event: TokenEvent) -> None:
+    def _refuse_early_end(self, event: TokenEvent) -> None:
         if event.finish_reason == "error":
-            if asyncio.get_running_loop().time() >= self._deadline_at - _DEADLINE_TOLERANCE_S:
-                raise deadline_exceeded(self._state.config.request_deadline_s)
-            # The last words of a dead engine hold its cause, which is for the log.
-            with contextlib.suppress(TimeoutError):
-                await self._state.engine.check_ready(_DEATH_CHECK_S)
-            message = event.error or "The engine ended the request with an error."
-            # Clients retry a 500 by themselves; this is about the request, which would fail again.
-            headers = {"x-should-retry": "false"}
-            raise ApiError(500, message, code="generation_failed", headers=headers)
+            raise self._error_of(event)
         if event.finish_reason == "cancelled":
             raise ApiError(503, "The engine cancelled the request.", code="cancelled")
+
+    def _error_of(self, event: TokenEvent) -> Exception:
+        message = event.error or "The engine ended the request with an error."
+        match event.fault:
+            case "request":
+                return RequestRefusedError(message)
+            case "deadline":
+                return deadline_exceeded(self._state.config.request_deadline_s)
+            case "engine":  # its last words hold the cause, which is for the log
+                return EngineDeadError(message)
+            case _:
+                # Clients retry a 500 by themselves; this request would fail again.
+                headers = {"x-should-retry": "false"}
+                return ApiError(500, message, code="generation_failed", headers=headers)
 
     def _observe(self, index: int, event: TokenEvent) -> None:
         if event.token_id is None:

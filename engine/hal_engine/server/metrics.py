@@ -18,6 +18,19 @@ _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 
 _REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600)
 
 
+def outcome_of(status: int | None) -> Outcome:
+    """The label of `hal_requests_total` for a status: a response's, or a broken stream's."""
+    if status is None:
+        return "disconnected"
+    if status in (429, 503):
+        return "overload"
+    if status == 504:
+        return "deadline"
+    if status >= 500:
+        return "error"
+    return "client_error" if status >= 400 else "ok"
+
+
 class ServerMetrics:
     """Holds its own registry, so that several servers in one process do not collide."""
 

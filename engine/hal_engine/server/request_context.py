@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hal_engine.server.errors import ClientDisconnected
 from hal_engine.server.generation import to_api_error
 from hal_engine.server.limits import GENERATING_PATHS
-from hal_engine.server.metrics import Outcome
+from hal_engine.server.metrics import outcome_of
 from hal_engine.server.state import ServerState
 
 access_logger = logging.getLogger("hal_engine.server.access")
@@ -110,19 +110,6 @@ class _Answer:
 def _client_request_id(scope: Scope) -> str | None:
     sent: bytes = dict(scope["headers"]).get(REQUEST_ID_HEADER, b"")
     return sent.decode("ascii") if _CLIENT_REQUEST_ID.fullmatch(sent) else None
-
-
-def outcome_of(status: int | None) -> Outcome:
-    """The label of `hal_requests_total` for a response's status."""
-    if status is None:
-        return "disconnected"
-    if status in (429, 503):
-        return "overload"
-    if status == 504:
-        return "deadline"
-    if status >= 500:
-        return "error"
-    return "client_error" if status >= 400 else "ok"
 
 
 def _endpoint(path: str) -> str:

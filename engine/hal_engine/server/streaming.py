@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from hal_engine.api import TokenEvent
 from hal_engine.server.errors import ClientDisconnected, encode_json
 from hal_engine.server.generation import Batch, Generation, to_api_error, until_disconnect
+from hal_engine.server.metrics import outcome_of
 from hal_engine.server.state import ServerState, state_of
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -80,9 +81,7 @@ class SseResponse(Response):
             end = b"".join(map(_event, self._formatter.last_chunks())) + _DONE
         except Exception as error:  # noqa: BLE001  # to_api_error logs it; the client is told
             answer = to_api_error(error, self._state, request_id)
-            scope["state"]["outcome"] = (
-                "deadline" if answer.code == "deadline_exceeded" else "error"
-            )
+            scope["state"]["outcome"] = outcome_of(answer.status)
             end = _event(answer.body())
         await send({"type": "http.response.body", "body": end, "more_body": False})
 

@@ -4,7 +4,8 @@ A prompt that holds one of the words below makes its request fail in that way:
 `!queue` QueueFullError, `!refuse` RequestRefusedError, `!dead` EngineDeadError, `!crash` an
 unexpected exception, `!endless` no token ever, `!slow` 20 ms a token, `!mid_error` an error event,
 `!mid_crash` an exception, `!mid_dead` EngineDeadError, and `!mid_dying` the error event of an
-engine that is dead from then on, each after three tokens.
+engine that is dead from then on, each after three tokens. `!mid_request` and `!mid_deadline` are
+error events of those faults.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from hal_engine.api import (
     EngineDeadError,
     EngineStats,
+    Failure,
     GenerationRequest,
     OpCallCount,
     QueueFullError,
@@ -120,12 +122,8 @@ class FakeEngine:
         for number in range(1, sampling.max_tokens + 1):
             await asyncio.sleep(0.02 if b"!slow" in prompt else 0)
             if number == 4:
-                if b"!mid_error" in prompt:
-                    yield self._end(request, error="The logits were not finite.")
-                    return
-                if b"!mid_dying" in prompt:
-                    self.ready_error = EngineDeadError(SECRET_DETAIL)
-                    yield self._end(request, error=f"engine: ended by {SECRET_DETAIL}")
+                if failure := self._failure(prompt):
+                    yield self._end(request, failure)
                     return
                 if b"!mid_crash" in prompt:
                     raise RuntimeError(SECRET_DETAIL)
@@ -154,13 +152,26 @@ class FakeEngine:
             if reason:
                 return
 
-    def _end(self, request: GenerationRequest, error: str) -> TokenEvent:
+    def _failure(self, prompt: bytes) -> Failure | None:
+        if b"!mid_error" in prompt:
+            return Failure("server", "The logits were not finite.")
+        if b"!mid_request" in prompt:
+            return Failure("request", "The grammar met its limits.")
+        if b"!mid_deadline" in prompt:
+            return Failure("deadline", "The deadline has passed.")
+        if b"!mid_dying" in prompt:
+            self.ready_error = EngineDeadError(SECRET_DETAIL)
+            return Failure("engine", f"engine: ended by {SECRET_DETAIL}")
+        return None
+
+    def _end(self, request: GenerationRequest, failure: Failure) -> TokenEvent:
         return TokenEvent(
             request_id=request.request_id,
             token_id=None,
             text="",
             finish_reason="error",
-            error=error,
+            error=failure.message,
+            fault=failure.fault,
         )
 
     def _logprob(self, token: int) -> float:

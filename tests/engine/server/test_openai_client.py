@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from typing import Any
@@ -386,6 +387,46 @@ def test_errors_after_some_tokens(client: openai.OpenAI, fake: Any, word: str) -
         texts.extend(chunk.choices[0].text for chunk in stream)
     assert "".join(texts) == "Dé"
     assert fake.SECRET_DETAIL not in str(streamed.value.body)
+
+
+def _outcomes(server: Any, outcome: str) -> float:
+    labels = {"endpoint": "/v1/completions", "outcome": outcome}
+    return server.state.metrics.registry.get_sample_value("hal_requests_total", labels) or 0.0
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "type_", "code", "outcome"),
+    [
+        ("!mid_request", 400, "invalid_request_error", "request_refused", "client_error"),
+        ("!mid_deadline", 504, "timeout_error", "deadline_exceeded", "deadline"),
+        ("!mid_error", 500, "server_error", "generation_failed", "error"),
+        ("!mid_crash", 500, "server_error", "internal_error", "error"),
+        ("!mid_dead", 503, "server_error", "engine_unavailable", "overload"),
+    ],
+)
+def test_whose_fault_it_is(
+    server: Any,
+    assert_api_error: Any,
+    word: str,
+    status: int,
+    type_: str,
+    code: str,
+    outcome: str,
+) -> None:
+    """The same error whole and streamed; only where a retry may help are clients let to try."""
+    body = {"model": MODEL, "prompt": word, "max_tokens": 9}
+    before = _outcomes(server, outcome)
+    with server.http() as http:
+        whole = http.post("/v1/completions", json=body)
+        streamed = http.post("/v1/completions", json={**body, "stream": True})
+    error = assert_api_error(whole, status)
+    assert (error["type"], error["code"]) == (type_, code)
+    is_hopeless = code in ("deadline_exceeded", "generation_failed")
+    assert whole.headers.get("x-should-retry") == ("false" if is_hopeless else None)
+    events = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+    assert json.loads(events[-1]) == {"error": error}
+    assert all("error" not in json.loads(event) for event in events[:-1])
+    server.wait(lambda: _outcomes(server, outcome) == before + 2)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
