@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hal.device import DeviceSpec
-from hal.errors import DeviceNotFoundError
+from hal.device_group import group_link_of
 from hal.measurements import with_measurements
 from hal.plan import Plan
 from hal.planner import PlanInputs, create_plan
 from hal.plugins.registry import BackendRegistry
+from hal.step_costs import Step
 from hal.waivers import WaiverBook
 from hal_engine.config import ModelConfig, load_model_config
+from hal_engine.device_choice import present_device
 from hal_engine.models.sites import StepLimits, kv_bytes_per_token, model_sites
 from hal_engine.options import EngineOptions
 from hal_engine.precision import Precision, resolve_precision
@@ -43,14 +45,19 @@ def plan_model(
     registry: BackendRegistry,
     waivers: WaiverBook,
     use: Mapping[str, str] | None = None,
+    *,
+    device: DeviceSpec | None = None,
+    is_strict: bool = True,
 ) -> PlannedModel:
-    """Plans `model` for a device of `registry`.
+    """Plans `model` for a device of `registry`, or for `device`, which need not be here.
 
+    is_strict: False makes a report, with its violations as data, instead of raising for them.
     Raises ConfigError (the model), SelectionError and PlanError (an explicit choice that cannot
     serve, lost fast paths), WaiverError, DeviceNotFoundError.
     """
     config = load_model_config(model)
-    device = with_measurements(select_device(registry, options.device))
+    if device is None:
+        device = with_measurements(present_device(registry, options.device))
     precision = resolve_precision(config, options.precision, options.kv_dtype, device.features)
     limits = StepLimits(
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -65,6 +72,7 @@ def plan_model(
         waivers=waivers,
         use=use or {},
         allowed_semantics=frozenset(options.allow_semantics),
+        link=group_link_of(device, options.tp) if options.tp > 1 else None,
     )
     max_model_len = options.max_model_len or min(
         config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
@@ -77,6 +85,8 @@ def plan_model(
         notes=[*precision.notes, *_failed_plugins(registry)],
         versions=_versions(),
         world_size=options.tp,
+        steps=_steps(options),
+        is_strict=is_strict,
         on_decision=registry.decision_made,
     )
     return PlannedModel(
@@ -89,24 +99,13 @@ def plan_model(
     )
 
 
-def select_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:
-    """The device asked for, or the only one that is not a CPU, or the CPU.
-
-    Raises DeviceNotFoundError if there is none, or several and none was named.
-    """
-    if device_id:
-        return registry.describe(device_id)
-    specs = [registry.describe(device.device_id) for device in registry.devices]
-    accelerators = [spec for spec in specs if spec.torch_device != "cpu"]
-    choices = accelerators or specs
-    if len(choices) == 1:
-        return choices[0]
-    raise DeviceNotFoundError(
-        "choice of a device",
-        "exactly one device, or --device",
-        ", ".join(spec.device_id for spec in choices) or "no device",
-        "name one with --device; `hal doctor` shows what became of every plug-in",
-    )
+def _steps(options: EngineOptions) -> list[Step]:
+    """What a plan gives least times for: one sequence, a full batch, a full prefill step."""
+    decode = dict.fromkeys((1, options.max_num_seqs))
+    return [
+        *(Step(phase="decode", tokens=tokens) for tokens in decode),
+        Step(phase="prefill", tokens=options.max_num_batched_tokens),
+    ]
 
 
 def _failed_plugins(registry: BackendRegistry) -> list[str]:

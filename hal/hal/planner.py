@@ -82,7 +82,7 @@ def plan_ops(
         if on_decision is not None:
             on_decision(op.decision)
     if violations and is_strict:
-        raise violation_error(inputs.device, violations)
+        raise violation_error(f"{inputs.device.name} ({inputs.device.device_id})", violations)
     inputs.waivers.check_after_planning(
         [(s, site.request) for site in inputs.sites for s in site.names()]
     )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hal.device import DeviceSpec
 from hal.errors import PlanError, SelectionError
 
 
@@ -42,13 +41,13 @@ class Violation:
         }
 
 
-def violation_error(device: DeviceSpec, violations: Sequence[Violation]) -> PlanError:
-    """All of them as one error, with the waivers that would allow them."""
+def violation_error(device: str, violations: Sequence[Violation]) -> PlanError:
+    """All of them as one error about `device`, with the waivers that would allow them."""
     lines = dict.fromkeys(violation.line() for violation in violations)
     stanzas = dict.fromkeys(v.waiver for v in violations if v.waiver)
     allow = "; or allow it in the waiver file:\n" + "\n\n".join(stanzas) if stanzas else ""
     return PlanError(
-        f"plan for {device.name} ({device.device_id})",
+        f"plan for {device}",
         "the best tier known for this device at every call site",
         "lost fast paths:\n    - " + "\n    - ".join(lines),
         f"install or enable what the reasons name{allow}",

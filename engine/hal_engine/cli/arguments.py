@@ -11,7 +11,9 @@ import typer
 
 from hal.cli.context import CliContext, cli_context
 from hal.errors import SettingsError
+from hal.host_recorded import load_recorded_host
 from hal.plugins.registry import BackendRegistry
+from hal.waivers import WaiverBook
 from hal_engine.model_source import resolve_model
 from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
@@ -24,6 +26,10 @@ Precision = Annotated[
     typer.Option(help="auto (weights as stored), fp32, bf16, w8, w8a8, w4, w4a8."),
 ]
 Device = Annotated[str | None, typer.Option(help="Device id, e.g. cpu:0; see `hal devices`.")]
+Host = Annotated[
+    Path | None,
+    typer.Option(help="A recorded host (`hal devices --record FILE`) in place of this one."),
+]
 TensorParallel = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")]
 Use = Annotated[
     list[str] | None,
@@ -58,12 +64,15 @@ def read_session(
     assignments: Sequence[str] | None,
     use: Sequence[str] | None,
     flags: Mapping[str, Any],
+    host: Path | None = None,
 ) -> Session:
     """Settings of all sources under this command's options (None: not given).
 
     Raises SettingsError, ModelNotFoundError.
     """
     shared = cli_context(ctx)
+    if host is not None:
+        shared.host = load_recorded_host(host)
     shared.settings = shared.settings.with_flags(_given(assignments, use, flags))
     return Session(
         shared=shared,
@@ -90,13 +99,31 @@ def _given(
     return given
 
 
-def plan_session(session: Session) -> tuple[PlannedModel, BackendRegistry]:
-    """Loads the back-ends and plans. Raises what they raise."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBackends:
+    """The loaded back-ends and what the user says about choosing."""
+
+    registry: BackendRegistry
+    waivers: WaiverBook
+    use: Mapping[str, str]
+
+
+def load_session_backends(session: Session) -> SessionBackends:
+    """Loads the back-ends; a key of the settings that nothing reads is an error."""
     shared = session.shared
     # The plug-ins' and selection's own keys are read here, so that an unfit one is said first.
-    use, waivers, registry = shared.use, shared.waivers, shared.backends
+    found = SessionBackends(use=shared.use, waivers=shared.waivers, registry=shared.backends)
     shared.settings.check_consumed(["engine", "selection", "plugins"])
-    return plan_model(session.model, session.options, registry, waivers, use), registry
+    return found
+
+
+def plan_session(session: Session) -> tuple[PlannedModel, BackendRegistry]:
+    """Loads the back-ends and plans for a device that is here. Raises what they raise."""
+    backends = load_session_backends(session)
+    planned = plan_model(
+        session.model, session.options, backends.registry, backends.waivers, backends.use
+    )
+    return planned, backends.registry
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, str]:

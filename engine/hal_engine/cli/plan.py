@@ -1,23 +1,57 @@
-"""`hal plan MODEL`: what would run, chosen from config.json alone."""
+"""`hal plan MODEL`: what would run, chosen from config.json alone, here or on other hardware."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from hal.device import DeviceSpec
+from hal.errors import SettingsError
+from hal.measurements import with_measurements
+from hal.plan import Plan
+from hal.violations import violation_error
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan_table import print_plan
+from hal_engine.cli.plan_compare import comparison_document, print_comparison
+from hal_engine.cli.plan_report import print_report
+from hal_engine.cli.plan_table import print_plan, terminal
+from hal_engine.device_choice import (
+    device_or_profile,
+    parse_count,
+    parse_group,
+    parse_software,
+    present_group,
+)
+from hal_engine.planning import plan_model
 
 
 def plan(
     ctx: typer.Context,
     model: args.Model,
+    group: Annotated[
+        str | None, typer.Argument(help="Number of devices, as x8: tensor-parallel ranks.")
+    ] = None,
     precision: args.Precision = None,
-    device: args.Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A device of this host (`hal devices`), one that is known (`hal db list`), or "
+            '"all" of this host; "NAME x8" is a group.'
+        ),
+    ] = None,
+    host: args.Host = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help='Two devices or groups ("NAME x8") side by side.'),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Software on a device that is not here, NAME=VERSION."),
+    ] = None,
     tp: args.TensorParallel = None,
     use: args.Use = None,
     waivers: args.Waivers = None,
@@ -33,25 +67,91 @@ def plan(
 
     Reads config.json or a GGUF header, never a weight. Fails if a fast path is lost.
     """
+    if compare is not None and (device is not None or group is not None):
+        raise SettingsError(
+            "option --compare", "two devices, and no other choice of a device", "both",
+            "leave --device and x8 out",
+        )  # fmt: skip
+    name, count = parse_group(device or "")
+    count = _one_count(count, None if group is None else parse_count(group), tp)
     session = args.read_session(
         ctx,
         model,
         consumer="hal plan",
         assignments=set_,
         use=use,
+        host=host,
         flags={
             "engine.precision": precision,
-            "engine.device": device,
-            "engine.tp": tp,
+            "engine.device": name or None,
+            "engine.tp": count,
             "selection.waivers": waivers,
         },
     )
-    planned, _ = args.plan_session(session)
+    software = parse_software(with_ or ())
+    if compare is None:
+        plans = [_plan(session, session.options.device, count, software)]
+    else:
+        plans = [_plan(session, *_one_group(text, count), software) for text in compare]
     if json_ is not None:
-        text = json.dumps(planned.plan.to_dict(), indent=1, ensure_ascii=False)
-        if str(json_) == "-":
-            sys.stdout.write(text + "\n")
-        else:
-            json_.write_text(text + "\n", encoding="utf-8")
-        return
-    print_plan(planned.plan, with_losers=losers)
+        _write(plans[0].to_dict() if compare is None else comparison_document(plans), json_)
+    elif compare is not None:
+        print_comparison(plans, terminal())
+    else:
+        print_plan(plans[0], with_losers=losers)
+        print_report(plans[0], terminal())
+    _fail_for_violations(plans)
+
+
+def _one_count(*counts: int | None) -> int | None:
+    """The number of devices, however it was given. Raises SettingsError for two different ones."""
+    given = {count for count in counts if count is not None}
+    if len(given) > 1:
+        found = " and ".join(str(count) for count in sorted(given))
+        raise SettingsError("number of devices", "one number", found, "give it once")
+    return given.pop() if given else None
+
+
+def _one_group(text: str, count: int | None) -> tuple[str, int | None]:
+    name, own = parse_group(text)
+    return name, count if own is None else own
+
+
+def _plan(session: args.Session, name: str, count: int | None, software: Mapping[str, str]) -> Plan:
+    """The plan for one device or group, as a report."""
+    backends = args.load_session_backends(session)
+    spec: DeviceSpec
+    if name == "all":
+        spec, size = present_group(backends.registry)
+        count = size if count is None else count
+    else:
+        spec = device_or_profile(backends.registry, name, software)
+    options = session.options
+    if count is not None:
+        options = options.model_copy(update={"tp": count})
+    planned = plan_model(
+        session.model,
+        options.model_copy(update={"device": spec.device_id}),
+        backends.registry,
+        backends.waivers,
+        backends.use,
+        device=with_measurements(spec),
+        is_strict=False,
+    )
+    return planned.plan
+
+
+def _write(document: Mapping[str, Any], path: Path) -> None:
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
+def _fail_for_violations(plans: Sequence[Plan]) -> None:
+    """Raises PlanError for the first plan that may not be used."""
+    sys.stdout.flush()
+    for plan in plans:
+        if plan.violations:
+            raise violation_error(plan.device_label, plan.violations)

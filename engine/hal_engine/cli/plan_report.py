@@ -1,0 +1,181 @@
+"""What a plan costs and what it lacks: steps, lost fast paths with their price, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hal.memory_need import MemoryNeed
+from hal.plan import Plan, PlannedOp
+from hal.step_costs import SiteCost, StepEstimate
+from hal.unlocks import unlocks_of
+
+_GIB = float(1 << 30)
+
+
+def print_report(plan: Plan, console: Console) -> None:
+    """Steps, lost fast paths, policy, memory and what is wrong; nothing for what a plan has not."""
+    if any(step.total_us for step in plan.steps):
+        console.print(_steps_table(plan))
+    losses = collect_losses(plan)
+    if losses:
+        console.print(_losses_table(plan, losses))
+    _print_policy(plan, console)
+    if plan.memory is not None:
+        console.print(Text(memory_line(plan.memory, len(plan.devices)), style="dim"))
+
+
+def _steps_table(plan: Plan) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
+        title="Least time of a step, by the rates of the device",
+    )  # fmt: skip
+    table.add_column("step", no_wrap=True)
+    for name in ("least ms", "tokens/s", "lost ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("most of it")
+    for step in plan.steps:
+        table.add_row(
+            step_name(step),
+            f"{step.total_us / 1000:,.2f}{'+' if step.unknown else ''}",
+            f"{step.tokens * 1e6 / step.total_us:,.0f}" if step.total_us else "",
+            f"{step.lost_us / 1000:,.2f}" if step.lost_us else "",
+            ", ".join(_largest(step)),
+        )
+    unknown = sorted({site for step in plan.steps for site in step.unknown})
+    if unknown:
+        table.caption = f"+ without {', '.join(unknown)}: a rate they need is not known"
+        table.caption_justify = "left"
+    return table
+
+
+def step_name(step: StepEstimate) -> str:
+    return f"{step.phase} {step.tokens}"
+
+
+def _largest(step: StepEstimate) -> list[str]:
+    """The three sites that take most, with their share and what bounds them."""
+    known = [site for site in step.sites if site.us is not None]
+    known.sort(key=lambda site: -(site.us or 0.0))
+    return [
+        f"{site.site.removeprefix('layers.*.')} {step.share(site.us) or 0:.0%} {site.by}"
+        for site in known[:3]
+    ]
+
+
+@dataclass(slots=True)
+class Loss:
+    """One lost fast path, over every site that shares it. costs: step name -> share of the step."""
+
+    op: str
+    choice: str
+    tier: str
+    better: str
+    better_tier: str
+    unlock: tuple[str, ...]
+    is_waived: bool
+    sites: list[str] = field(default_factory=list)
+    lost_us: dict[str, float] = field(default_factory=dict)
+
+
+def collect_losses(plan: Plan) -> list[Loss]:
+    """Lost fast paths, the dearest first; sites with the same loss are one."""
+    losses: dict[tuple[str, str, str, tuple[str, ...]], Loss] = {}
+    for op in plan.ops:
+        lost = op.decision.lost
+        if lost is None:
+            continue
+        unlock = unlocks_of(lost.reasons) or ("a candidate of that tier",)
+        better = lost.better or f"any {lost.better_tier.label} one"
+        key = (op.site.request.label, op.choice.name, better, unlock)
+        loss = losses.setdefault(
+            key,
+            Loss(
+                op=op.site.request.label,
+                choice=op.choice.name,
+                tier=op.choice.tier.label,
+                better=better,
+                better_tier=lost.better_tier.label,
+                unlock=unlock,
+                is_waived=op.waiver is not None,
+            ),
+        )
+        if op.site.site not in loss.sites:
+            loss.sites.append(op.site.site)
+        _add_costs(loss, op, plan.steps)
+    return sorted(losses.values(), key=lambda loss: -max(loss.lost_us.values(), default=0.0))
+
+
+def _add_costs(loss: Loss, op: PlannedOp, steps: Iterable[StepEstimate]) -> None:
+    for step in steps:
+        for site in step.sites:
+            if _is_same(site, op) and site.lost_us and step.total_us:
+                name = step_name(step)
+                loss.lost_us[name] = loss.lost_us.get(name, 0.0) + site.lost_us / step.total_us
+
+
+def _is_same(site: SiteCost, op: PlannedOp) -> bool:
+    return (
+        site.site == op.site.site
+        and site.op == op.site.request.label
+        and site.choice == op.choice.name
+        and site.calls == max(1, len(op.site.layers))
+    )
+
+
+def _losses_table(plan: Plan, losses: list[Loss]) -> Table:
+    names = [step_name(step) for step in plan.steps if step.total_us]
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
+        title="Lost fast paths, and at least what they cost of a step",
+    )  # fmt: skip
+    table.add_column("op")
+    table.add_column("runs → should run")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what unlocks it")
+    for loss in losses:
+        table.add_row(
+            loss.op,
+            Text.assemble(
+                f"{loss.choice} ",
+                (loss.tier, "red"),
+                " → " + loss.better + " ",
+                (loss.better_tier, "green"),
+                " (waived)" if loss.is_waived else "",
+            ),
+            *(_share(loss.lost_us.get(name)) for name in names),
+            "; ".join(loss.unlock),
+        )
+    return table
+
+
+def _share(share: float | None) -> str:
+    if share is None:
+        return "?"
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
+
+
+def _print_policy(plan: Plan, console: Console) -> None:
+    for feature, reason in plan.policy.get("forced_features", {}).items():
+        console.print(Text(f"policy: {feature} is forced on: {reason}", style="cyan"))
+    for pattern, reason in plan.policy.get("disabled", {}).items():
+        console.print(Text(f"policy: {pattern} is off: {reason}", style="cyan"))
+
+
+def memory_line(need: MemoryNeed, world_size: int) -> str:
+    """The need of a rank in one sentence."""
+    weights = f"weights {need.weight_bytes / _GIB:,.1f} GiB a rank"
+    if need.memory_bytes is None:
+        return f"memory: {weights}; the device's memory is not known"
+    room = f"of {need.memory_bytes / _GIB:,.1f} GiB"
+    if not need.fits:
+        least = -(-need.weight_bytes * world_size // int(need.memory_bytes * 0.9))
+        return f"memory: {weights} {room}: do not fit; about {least} such devices would hold them"
+    tokens = "" if need.kv_tokens is None else f"; {need.kv_tokens:,} tokens of KV cache fit beside"
+    return f"memory: {weights} {room}{tokens}"

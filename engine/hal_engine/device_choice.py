@@ -1,0 +1,105 @@
+"""The device of a plan: one of this host, or one that a plug-in knows and that is not here."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from hal.device import DeviceSpec
+from hal.errors import DeviceNotFoundError, SettingsError
+from hal.plugins.registry import BackendRegistry
+
+MAX_GROUP = 64
+_COUNT = re.compile(r"x(\d{1,4})")
+_GROUP = re.compile(r"(?P<name>.*?)(?::|\s+)x(?P<count>\d{1,4})")
+
+
+def parse_count(text: str) -> int:
+    """`x8` as 8. Raises SettingsError for anything else or a size out of 1 to 64."""
+    found = _COUNT.fullmatch(text)
+    if found is None or not 1 <= int(found[1]) <= MAX_GROUP:
+        raise SettingsError(
+            "number of devices", f"x1 to x{MAX_GROUP}", repr(text), "write it as x8, after MODEL"
+        )
+    return int(found[1])
+
+
+def parse_group(text: str) -> tuple[str, int | None]:
+    """`NAME`, `NAME x8` or `NAME:x8` as a name and a number of devices, None if not given."""
+    found = _GROUP.fullmatch(text.strip())
+    if found is None:
+        return text.strip(), None
+    return found["name"].strip(), parse_count(f"x{found['count']}")
+
+
+def parse_software(assignments: Sequence[str]) -> dict[str, str]:
+    """`NAME=VERSION` entries. Raises SettingsError for another form, or a name given twice."""
+    software: dict[str, str] = {}
+    for text in assignments:
+        name, separator, version = (part.strip() for part in text.partition("="))
+        if not separator or not name or not version or name in software:
+            raise SettingsError(
+                "option --with", "NAME=VERSION, each name once", repr(text), "e.g. flash-attn=2.8.3"
+            )
+        software[name] = version
+    return software
+
+
+def present_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:
+    """The device of this host that is asked for, or the only one that is not a CPU, or the CPU.
+
+    Raises DeviceNotFoundError if there is none, or several and none was named.
+    """
+    if device_id:
+        return registry.describe(device_id)
+    specs = [registry.describe(device.device_id) for device in registry.devices]
+    accelerators = [spec for spec in specs if spec.torch_device != "cpu"]
+    choices = accelerators or specs
+    if len(choices) == 1:
+        return choices[0]
+    raise DeviceNotFoundError(
+        "choice of a device",
+        "exactly one device, or --device",
+        ", ".join(spec.device_id for spec in choices) or "no device",
+        "name one with --device; `hal doctor` shows what became of every plug-in",
+    )
+
+
+def device_or_profile(
+    registry: BackendRegistry, name: str, software: Mapping[str, str]
+) -> DeviceSpec:
+    """As `present_device`; a name that is not of this host may be one that a plug-in knows.
+
+    software: distribution -> version, taken to be installed beside an absent device.
+    Raises DeviceNotFoundError; SettingsError for `software` beside a device that is here.
+    """
+    if not name or name in {device.device_id for device in registry.devices}:
+        if software:
+            raise SettingsError(
+                "option --with",
+                "a device that is not here",
+                name or "a device of this host, whose software is known",
+                "leave --with out, or install the software",
+            )
+        return present_device(registry, name)
+    spec = registry.profile(name)
+    return dataclasses.replace(spec, software={**spec.software, **software})
+
+
+def present_group(registry: BackendRegistry) -> tuple[DeviceSpec, int]:
+    """All accelerators of a host as one group: the first of them, and how many.
+
+    Raises DeviceNotFoundError if they are not of one kind: a group plan is for equal devices.
+    """
+    specs = [registry.describe(device.device_id) for device in registry.devices]
+    specs = [spec for spec in specs if spec.torch_device != "cpu"] or specs
+    kinds = {(spec.backend, spec.arch, spec.name, spec.memory_bytes) for spec in specs}
+    if len(kinds) != 1:
+        raise DeviceNotFoundError(
+            "group of all devices",
+            "devices of one kind",
+            ", ".join(f"{spec.device_id} {spec.name}" for spec in specs) or "no device",
+            "name one with --device",
+        )
+    return specs[0], len(specs)
