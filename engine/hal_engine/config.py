@@ -13,9 +13,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hal.errors import UserError
+from hal_engine.config_parts import (
+    CompressedAttentionConfig,
+    EngramConfig,
+    HyperConnectionConfig,
+    IndexerConfig,
+    MlaConfig,
+    MoeConfig,
+    QuantizationConfig,
+    RopeConfig,
+)
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+Family = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "deepseek_v4",
+    "deepseek_v41",
+]
+# Families whose layers the engine can run; the others can be planned.
+RUNNABLE_FAMILIES: frozenset[Family] = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 FloatFormat = Literal["float32", "bfloat16", "float16"]
 SourceFormat = Literal["huggingface", "gguf"]
 
@@ -53,33 +75,14 @@ def said(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding. Frequencies are over the whole head (no partial rotation).
-
-    `factor` stretches positions (linear, dynamic, llama3, yarn). For llama3 and yarn the original
-    context is `original_max_position_embeddings`; for yarn `attention_factor` multiplies cos and
-    sin and is resolved here (https://arxiv.org/abs/2309.00071).
-    """
-
-    theta: float
-    type: RopeType = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 0  # 0 where the type does not use it
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One decoder-only model. Sizes are counts of elements; a window counts tokens.
 
     `sliding_windows[i]` is layer i's attention window in tokens, the query's own included, or None
     for full attention. `stored_formats` maps the tensor names of the checkpoint (Hugging Face
-    style) to the format they are stored in; it is empty where only `config.json` is known.
+    style) to the format they are stored in; it is empty where only `config.json` is known, and then
+    `quantization` says how the checkpoint stores them. Parts that a model does not have are None.
+    num_draft_layers: layers of the checkpoint that only speculative decoding uses.
     """
 
     source: str  # the file the configuration was read from
@@ -107,6 +110,14 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     stored_formats: Mapping[str, str] = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = ()  # in the file, without effect on the arithmetic
+    mla: MlaConfig | None = None
+    indexer: IndexerConfig | None = None
+    moe: MoeConfig | None = None
+    compressed: CompressedAttentionConfig | None = None
+    hyper_connections: HyperConnectionConfig | None = None
+    engram: EngramConfig | None = None
+    quantization: QuantizationConfig | None = None
+    num_draft_layers: int = 0
 
     @property
     def query_size(self) -> int:
@@ -118,18 +129,44 @@ class ModelConfig:
 
     def stored_format(self, tensor_name: str) -> str:
         """A name of hal.ops.formats: float32, bfloat16, float16, int8_g32, int4_g32,
-        int4_g32_asym, or `gguf_<type>` for a block type that has no group format."""
-        return self.stored_formats.get(tensor_name, self.dtype or "float32")
+        int4_g32_asym, an FP8 or FP4 block format, or `gguf_<type>` for a block type that has no
+        group format."""
+        stored = self.quantization and self.quantization.stored_format(tensor_name)
+        return stored or self.stored_formats.get(tensor_name, self.dtype or "float32")
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether the engine has the layers; otherwise it can only be planned."""
+        return self.family in RUNNABLE_FAMILIES
+
+    def moe_of(self, layer: int) -> MoeConfig | None:
+        """The experts of that layer, None for a dense one."""
+        return self.moe if self.moe is not None and layer in self.moe.layers else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a plan or a log; without the per-tensor table."""
+        """Plain data for a plan or a log; without the per-tensor table and absent parts."""
         result = asdict(self)
         del result["stored_formats"]
+        for part in _OPTIONAL_PARTS:
+            if not result[part]:
+                del result[part]
         return result
 
 
+_OPTIONAL_PARTS = (
+    "mla",
+    "indexer",
+    "moe",
+    "compressed",
+    "hyper_connections",
+    "engram",
+    "quantization",
+    "num_draft_layers",
+)
+
+
 def load_model_config(path: str | Path) -> ModelConfig:
-    """Configuration of the model at `path`: a folder, its config.json, or a .gguf file.
+    """Configuration of the model at `path`: a folder, a configuration (.json), or a .gguf file.
 
     Reads no tensor data. Raises ConfigError.
     """
@@ -138,6 +175,4 @@ def load_model_config(path: str | Path) -> ModelConfig:
     path = Path(path)
     if path.suffix == ".gguf":
         return config_gguf.read_config(path)
-    if path.name == "config.json":
-        path = path.parent
-    return config_huggingface.read_config(path)
+    return config_huggingface.read_config(path if path.suffix == ".json" else path / "config.json")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hal_engine.checkpoint.gguf_header import GGUFError, GGUFHeader, read_gguf_header
 from hal_engine.checkpoint.gguf_names import huggingface_name, stored_format
-from hal_engine.config import ABSENT, ConfigError, Family, FloatFormat, ModelConfig, RopeConfig
+from hal_engine.config import ABSENT, ConfigError, Family, FloatFormat, ModelConfig
+from hal_engine.config_parts import RopeConfig
 from hal_engine.config_rope import DEFAULT_THETA
 from hal_engine.config_values import (
     MAX_LAYERS,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hal_engine.config import ConfigError, Family, FloatFormat, ModelConfig, said
+from hal_engine.config import Family, ModelConfig
+from hal_engine.config_compressed import read_compressed_config
+from hal_engine.config_fields import (
+    ignored_keys,
+    read_dtype,
+    read_hidden_act,
+    read_json,
+    read_special_ids,
+)
+from hal_engine.config_mla import read_mla_config
+from hal_engine.config_moe import read_qwen_moe
+from hal_engine.config_quantization import refuse_quantization
 from hal_engine.config_rope import read_rope
 from hal_engine.config_values import (
     MAX_LAYERS,
@@ -17,7 +28,6 @@ from hal_engine.config_values import (
     check_head_counts,
     check_head_dim,
 )
-from hal_engine.strict_json import JsonFileError, read_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,136 +47,54 @@ FAMILIES: dict[Family, _FamilyTraits] = {
     "mistral": _FamilyTraits("MistralForCausalLM", False, False, False, False, True),
     "qwen2": _FamilyTraits("Qwen2ForCausalLM", True, False, False, False, False),
     "qwen3": _FamilyTraits("Qwen3ForCausalLM", None, False, True, True, False),
+    "qwen3_moe": _FamilyTraits("Qwen3MoeForCausalLM", None, False, True, False, False),
 }
 
-# Without effect on inference: training, storage and bookkeeping.
-_HARMLESS_KEYS = frozenset(
-    {
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "attn_implementation",
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "attn_pdrop",
-        "auto_map",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "cls_token_id",
-        "embd_pdrop",
-        "finetuning_task",
-        "hidden_dropout",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "label2id",
-        "max_window_layers",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "resid_pdrop",
-        "return_dict",
-        "sep_token_id",
-        "task_specific_params",
-        "tokenizer_class",
-        "torchscript",
-        "transformers.js_config",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-        "use_return_dict",
-    }
-)
-# A key that is not known but speaks of arithmetic is refused rather than ignored.
-_ARITHMETIC_KEY = re.compile(
-    r"scal|multipl|soft_?cap|logit|norm|bias|expert|moe|rope|rotary|window|sink|quant|attention|attn"
-    r"|residual|embed|mup|lora|mtp|clip|clamp|act_fn|activation|hidden|layer|head|query|key|value|alibi"
-    r"|position|cross|sparse|compress|theta|sliding|block|kv_|qk_|gate|shared|tie",
-    re.IGNORECASE,
-)
-# Values that switch such a key off.
-_NEUTRAL_VALUES: tuple[Any, ...] = (None, False, [], {})
-_DTYPES: dict[str, FloatFormat] = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float16",
+# Families whose configuration has parts of its own.
+Reader = Callable[[StrictValues, Family], tuple[ModelConfig, list[StrictValues]]]
+_READERS: dict[Family, tuple[str, Reader]] = {
+    "deepseek_v3": ("DeepseekV3ForCausalLM", read_mla_config),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", read_mla_config),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", read_mla_config),
+    "deepseek_v4": ("DeepseekV4ForCausalLM", read_compressed_config),
+    "deepseek_v41": ("DeepseekV41ForCausalLM", read_compressed_config),
 }
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Reads `folder`/config.json (and generation_config.json). Raises ConfigError."""
-    file = folder / "config.json"
-    values = StrictValues(file, _read(file))
+def read_config(file: Path) -> ModelConfig:
+    """Reads a config.json (and generation_config.json beside it). Raises ConfigError."""
+    values = StrictValues(file, read_json(file))
     family = _family(values)
-    _refuse_quantisation(values)
-    config = _build(values, family, folder)
-    unread = values.unread_keys()
-    for key in unread:
-        if key not in _HARMLESS_KEYS and _ARITHMETIC_KEY.search(key):
-            value = values.raw(key)
-            if not any(value is neutral or value == neutral for neutral in _NEUTRAL_VALUES):
-                raise values.error(
-                    key,
-                    f"a setting that {family} models have",
-                    value,
-                    "it may change the arithmetic and is not implemented",
-                )
-    return replace(config, ignored_keys=tuple(unread))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(file)
-    except JsonFileError as error:
-        raise ConfigError(
-            file,
-            "(file)",
-            "a model's configuration",
-            said(str(error).removeprefix(f"{file}: ")),
-            "give a folder with config.json, or a .gguf file",
-        ) from error
+    if family in _READERS:
+        config, read = _READERS[family][1](values, family)
+    else:
+        refuse_quantization(values)
+        config, read = _build(values, family), [values]
+    ignored = [key for part in read for key in ignored_keys(part, family)]
+    return replace(config, ignored_keys=tuple(ignored))
 
 
 def _family(values: StrictValues) -> Family:
     model_type = values.string("model_type")
-    supported = ", ".join(FAMILIES)
-    for family, traits in FAMILIES.items():
+    classes = {name: traits.architecture for name, traits in FAMILIES.items()}
+    classes |= {name: architecture for name, (architecture, _) in _READERS.items()}
+    for family, architecture in classes.items():
         if family == model_type:
-            _check_architectures(values, traits)
+            _check_architectures(values, architecture)
             return family
-    nearest = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.4)
+    nearest = difflib.get_close_matches(model_type, classes, n=1, cutoff=0.4)
     remedy = f"the nearest supported one is {nearest[0]!r}" if nearest else ""
-    raise values.error("model_type", f"one of {supported}", model_type, remedy)
+    raise values.error("model_type", f"one of {', '.join(classes)}", model_type, remedy)
 
 
-def _check_architectures(values: StrictValues, traits: _FamilyTraits) -> None:
+def _check_architectures(values: StrictValues, architecture: str) -> None:
     found = values.raw("architectures")
     # A bare decoder (`LlamaModel`) has no output head; a classifier has another one.
-    if found is not None and found != [traits.architecture]:
-        raise values.error("architectures", repr([traits.architecture]), found)
+    if found is not None and found != [architecture]:
+        raise values.error("architectures", repr([architecture]), found)
 
 
-def _refuse_quantisation(values: StrictValues) -> None:
-    for key in ("quantization_config", "compression_config"):
-        block = values.raw(key)
-        if block is None:
-            continue
-        method = block.get("quant_method", "unnamed") if isinstance(block, dict) else block
-        raise values.error(
-            key,
-            "unquantised weights (float32, bfloat16, float16) or a GGUF file",
-            said(f"quantisation method {method!r}"),
-            "use the unquantised checkpoint or a Q4_0, Q4_1 or Q8_0 GGUF of it",
-        )
-
-
-def _build(values: StrictValues, family: Family, folder: Path) -> ModelConfig:
+def _build(values: StrictValues, family: Family) -> ModelConfig:
     traits = FAMILIES[family]
     hidden = values.integer("hidden_size")
     layers = values.integer("num_hidden_layers", most=MAX_LAYERS)
@@ -179,7 +107,7 @@ def _build(values: StrictValues, family: Family, folder: Path) -> ModelConfig:
     mlp_bias = values.boolean("mlp_bias", default=False)
     if mlp_bias and not traits.reads_mlp_bias:
         raise values.error("mlp_bias", f"false ({family})", mlp_bias)
-    bos, eos = _special_ids(values, folder, vocab_size)
+    bos, eos = read_special_ids(values, vocab_size)
     return ModelConfig(
         source=str(values.file),
         source_format="huggingface",
@@ -200,10 +128,11 @@ def _build(values: StrictValues, family: Family, folder: Path) -> ModelConfig:
         mlp_bias=mlp_bias,
         qk_norm=traits.qk_norm,
         tie_word_embeddings=values.boolean("tie_word_embeddings", default=False),
-        hidden_act=_hidden_act(values),
-        dtype=_dtype(values),
+        hidden_act=read_hidden_act(values),
+        dtype=read_dtype(values),
         bos_token_id=bos,
         eos_token_ids=eos,
+        moe=read_qwen_moe(values, layers) if family == "qwen3_moe" else None,
     )
 
 
@@ -220,25 +149,6 @@ def _heads(values: StrictValues, traits: _FamilyTraits, hidden: int) -> tuple[in
         head_dim = hidden // heads
     check_head_dim(values, "head_dim", head_dim)
     return heads, kv_heads, head_dim
-
-
-def _hidden_act(values: StrictValues) -> Any:
-    name = values.string("hidden_act", default="silu")
-    if name not in ("silu", "swish"):  # two names of x·sigmoid(x)
-        raise values.error("hidden_act", "'silu'", name)
-    return "silu"
-
-
-def _dtype(values: StrictValues) -> FloatFormat | None:
-    key = "dtype" if "dtype" in values else "torch_dtype"
-    if key not in values:
-        values.raw("dtype")
-        values.raw("torch_dtype")
-        return None
-    name = values.string(key)
-    if name not in _DTYPES:
-        raise values.error(key, f"one of {', '.join(_DTYPES)}", name)
-    return _DTYPES[name]
 
 
 def _sliding_windows(values: StrictValues, family: Family, layers: int) -> tuple[int | None, ...]:
@@ -278,17 +188,3 @@ def _windows_of_types(
             required = "'full_attention'" + (" or 'sliding_attention'" if window else "")
             raise values.error(f"layer_types[{layer}]", required, name)
     return windows
-
-
-def _special_ids(
-    values: StrictValues, folder: Path, vocab_size: int
-) -> tuple[int | None, tuple[int, ...]]:
-    """bos and eos ids; generation_config.json, where present, has the last word."""
-    bos = values.token_ids("bos_token_id", vocab_size)
-    eos = values.token_ids("eos_token_id", vocab_size)
-    file = folder / "generation_config.json"
-    if file.is_symlink() or file.exists():
-        generation = StrictValues(file, _read(file))
-        bos = generation.token_ids("bos_token_id", vocab_size) or bos
-        eos = generation.token_ids("eos_token_id", vocab_size) or eos
-    return (bos[0] if bos else None), eos

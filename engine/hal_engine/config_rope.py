@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from hal_engine.config import RopeConfig, RopeType, said
+from hal_engine.config import said
+from hal_engine.config_parts import RopeConfig, RopeType
 from hal_engine.config_values import StrictValues
 
 DEFAULT_THETA = 10_000.0
@@ -30,7 +31,12 @@ def read_rope(values: StrictValues, max_position_embeddings: int) -> RopeConfig:
         raise parameters.error("rope_theta", f"the top-level rope_theta ({top_theta:g})", theta)
     _refuse_partial(values)
     _refuse_partial(parameters)
-    rope = _scaled(parameters, _rope_type(parameters), theta, max_position_embeddings)
+    return read_rope_block(parameters, theta, max_position_embeddings)
+
+
+def read_rope_block(parameters: StrictValues, theta: float, max_positions: int) -> RopeConfig:
+    """One object of rotary settings; every key of it must be one that its type has."""
+    rope = _scaled(parameters, _rope_type(parameters), theta, max_positions)
     unread = set(parameters.unread_keys()) - _KEYS_OF_EVERY_TYPE
     for key in sorted(unread):
         if key in parameters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,40 @@ class StrictValues:
         if not isinstance(value, str):
             raise self.error(key, "a string", value)
         return value
+
+    def integers(
+        self, key: str, *, length: int | None = None, least: int = 0, most: int = MAX_SIZE
+    ) -> tuple[int, ...] | None:
+        """A list of ints in [least, most], `length` of them if given; None if absent."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        count = "" if length is None else f"{length} "
+        required = f"a list of {count}integers in {least}..{most}"
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            raise self.error(key, required, value)
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int) or not least <= item <= most:
+                raise self.error(key, required, value)
+        return tuple(value)
+
+    def choices(self, key: str, length: int, known: Collection[str]) -> tuple[str, ...] | None:
+        """A list of `length` of the known words; None if absent."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length:
+            raise self.error(key, f"a list of {length} names, one a layer", value)
+        for index, item in enumerate(value):
+            if item not in known:
+                raise self.error(f"{key}[{index}]", f"one of {', '.join(sorted(known))}", item)
+        return tuple(value)
+
+    def fixed(self, key: str, required: Any) -> None:
+        """A setting that may be absent and otherwise has the one value that is implemented."""
+        value = self.raw(key)
+        if value is not None and value != required:
+            raise self.error(key, repr(required), value)
 
     def mapping(self, key: str) -> StrictValues | None:
         value = self.raw(key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hal_engine.config import ConfigError, ModelConfig, RopeConfig
+from hal_engine.config import ConfigError, ModelConfig
+from hal_engine.config_parts import RopeConfig
 
 if TYPE_CHECKING:
     import torch
