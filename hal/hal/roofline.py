@@ -98,11 +98,11 @@ def unverified_rates(
 def _unit(request: OpRequest) -> str:
     """The dtype whose rate bounds the arithmetic."""
     if isinstance(request, GemmRequest | GroupedGemmRequest):
-        if request.weight_format.activation == "int8_per_token":
-            return "int8"
-        return request.dtype
+        rounds = request.weight_format.activation != "float"
+        return request.weight_format.compute_dtype if rounds else request.dtype
     # Everything else accumulates in float32, or in its own dtype at the same rate or better.
-    return str(getattr(request, "dtype", "float32"))
+    dtype = str(getattr(request, "dtype", "float32"))
+    return "fp8" if dtype.startswith("float8") else dtype
 
 
 def step_bound_us(

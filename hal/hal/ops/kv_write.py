@@ -1,21 +1,33 @@
-"""KV write: the new keys and values of a step into their slots of the paged cache."""
+"""KV write: the new keys and values of a step into their slots of the paged cache.
+
+Dense rows of keys and of values, or one row per token (latent, window, index key) in a packed
+format of `hal.ops.kv_formats`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from hal.ops.checks import one_of, require
 from hal.ops.formats import DTYPE_BYTES
+from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
 
+RowFormat = Literal["", "bf16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvWriteRequest(OpRequest):
-    """k, v [T, num_kv_heads * head_dim] into [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """k, v [T, num_kv_heads * head_dim] into [num_blocks, block_size, num_kv_heads, head_dim].
+
+    kv_format: "" for these; otherwise rows[T, head_dim] go into one cache of that format, and there
+    are no values (num_kv_heads 1, v_head_dim 0). Raises RequestError if inconsistent.
+    """
 
     op: ClassVar[str] = "kv_write"
 
@@ -25,6 +37,25 @@ class KvWriteRequest(OpRequest):
     block_size: int
     dtype: str
     kv_dtype: str
+    kv_format: RowFormat = ""
+
+    def __post_init__(self) -> None:
+        if not self.kv_format:
+            return
+        require(
+            "kv_write request",
+            one_of("kv_format", self.kv_format, ("", *KV_FORMATS)),
+            (
+                "num_kv_heads 1 and v_head_dim 0 for rows of one kind",
+                f"{self.num_kv_heads} and {self.v_head_dim}",
+                (self.num_kv_heads, self.v_head_dim) == (1, 0),
+            ),
+        )
+        dim = KV_FORMATS[self.kv_format].dim
+        require(
+            "kv_write request",
+            (f"head_dim {dim} for {self.kv_format}", self.head_dim, dim in (0, self.head_dim)),
+        )
 
 
 def reference(request: KvWriteRequest) -> Callable[..., None]:
@@ -50,6 +81,9 @@ def flops(request: KvWriteRequest, tokens: int) -> float:
 
 
 def bytes_moved(request: KvWriteRequest, tokens: int) -> float:
+    if request.kv_format:
+        row = KV_FORMATS[request.kv_format].row_bytes(request.head_dim)
+        return float(tokens * (request.head_dim * DTYPE_BYTES[request.dtype] + row + 8))
     values = tokens * request.num_kv_heads * (request.head_dim + request.v_head_dim)
     slots = tokens * 8
     return float(slots + values * (DTYPE_BYTES[request.dtype] + DTYPE_BYTES[request.kv_dtype]))

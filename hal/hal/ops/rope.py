@@ -1,4 +1,4 @@
-"""Rotary position embedding (https://arxiv.org/abs/2104.09864), in place on q and k."""
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864), in place on q and k, or undone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from hal.ops.checks import require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeRequest(OpRequest):
-    """Rotates the first `rotary_dim` values of each head; pairs are (i, i + rotary_dim/2) for
-    "half_split" and (2i, 2i + 1) for "interleaved"."""
+    """Rotates `rotary_dim` values of each head from `rotary_start` on; pairs are
+    (i, i + rotary_dim/2) for "half_split" and (2i, 2i + 1) for "interleaved".
+
+    is_inverse: by the negative angle. num_kv_heads 0: there is no k, and it is not looked at.
+    Raises RequestError if the values are not all inside a head.
+    """
 
     op: ClassVar[str] = "rope"
 
@@ -26,20 +31,37 @@ class RopeRequest(OpRequest):
     rotary_dim: int
     dtype: str
     style: Literal["half_split", "interleaved"] = "half_split"
+    is_inverse: bool = False
+    rotary_start: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            "rope request",
+            (
+                f"0 <= rotary_start and rotary_start + rotary_dim <= head_dim {self.head_dim}",
+                f"{self.rotary_start} + {self.rotary_dim}",
+                self.rotary_start >= 0 and self.rotary_start + self.rotary_dim <= self.head_dim,
+            ),
+        )
+
+    @property
+    def is_interleaved(self) -> bool:
+        return self.style == "interleaved"
 
 
 def reference(
     request: RopeRequest, *, cos_sin_cache: torch.Tensor
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+) -> Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], None]:
     """Golden rotation. cos_sin_cache: [max_position, rotary_dim], cosines then sines."""
     import torch
 
-    half = request.rotary_dim // 2
+    half, start = request.rotary_dim // 2, request.rotary_start
+    columns = slice(start, start + request.rotary_dim)
 
     def rotate(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         view = x.view(x.shape[0], heads, request.head_dim)
-        part = view[..., : request.rotary_dim].to(dtype)
+        part = view[..., columns].to(dtype)
         if request.style == "half_split":
             a, b = part[..., :half], part[..., half:]
         else:
@@ -49,13 +71,15 @@ def reference(
             rotated = torch.cat((first, second), dim=-1)
         else:
             rotated = torch.stack((first, second), dim=-1).flatten(-2)
-        view[..., : request.rotary_dim] = rotated.to(x.dtype)
+        view[..., columns] = rotated.to(x.dtype)
 
-    def kernel(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
+    def kernel(q: torch.Tensor, k: torch.Tensor | None, positions: torch.Tensor) -> None:
         rows = cos_sin_cache[positions]
         cos, sin = rows[:, None, :half], rows[:, None, half:]
+        sin = -sin if request.is_inverse else sin
         rotate(q, request.num_heads, cos, sin)
-        rotate(k, request.num_kv_heads, cos, sin)
+        if k is not None and request.num_kv_heads:
+            rotate(k, request.num_kv_heads, cos, sin)
 
     return kernel
 

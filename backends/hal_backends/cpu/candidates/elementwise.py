@@ -95,7 +95,10 @@ def rope_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
     def reasons(r: RopeRequest) -> list[Reason]:
         return gather(
             scope("dtype", r.dtype, _DTYPES),
+            scope("rotary_start", r.rotary_start, (0,)),
+            scope("inverse rotation", r.is_inverse, (False,)),
             vector_unit(device),
+            limit("num_kv_heads", r.num_kv_heads, "at least 1", is_met=r.num_kv_heads > 0),
             limit(
                 "rotary_dim when interleaved",
                 r.rotary_dim,
@@ -142,6 +145,7 @@ def kv_write_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             not_supported_reasons=lambda r: gather(
                 scope("dtype", r.dtype, _DTYPES),
                 scope("kv_dtype", r.kv_dtype, _DTYPES),
+                scope("row format", r.kv_format or "keys and values", ("keys and values",)),
                 vector_unit(device),
             ),
             load=_load_kv_write,

@@ -1,0 +1,204 @@
+"""What every request promises: frozen, hashable, plain, labelled, and a real count of its work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from hal.ops import CATALOGUE, TokenRange
+from hal.ops.activation import GatedActivationRequest
+from hal.ops.attention import AttentionRequest
+from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest
+from hal.ops.compressed_attention import CompressedAttentionRequest
+from hal.ops.embedding import EmbeddingRequest
+from hal.ops.engram import EngramRequest
+from hal.ops.formats import FORMATS, WeightFormat
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.hyper_connection import HyperConnectionRequest
+from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_top_k import IndexTopKRequest
+from hal.ops.kv_compressor import KvCompressorRequest
+from hal.ops.kv_write import KvWriteRequest
+from hal.ops.layer_norm import LayerNormRequest
+from hal.ops.mla_attention import MlaAttentionRequest
+from hal.ops.moe_dispatch import MoeDispatchRequest
+from hal.ops.moe_router import MoeRouterRequest
+from hal.ops.norm import RmsNormRequest
+from hal.ops.quantize import QuantizeRequest
+from hal.ops.rope import RopeRequest
+from hal.ops.sampling import TopKTopPRequest
+
+ATTENTION = AttentionRequest(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=24,
+    v_head_dim=24,
+    block_size=16,
+    dtype="float64",
+    kv_dtype="float64",
+    phase="prefill",
+)
+MLA = MlaAttentionRequest(
+    num_heads=16,
+    kv_lora_rank=512,
+    rope_dim=64,
+    block_size=64,
+    dtype="bfloat16",
+    kv_format="bf16",
+    top_k=2048,
+)
+COMPRESSED = CompressedAttentionRequest(
+    num_heads=64,
+    head_dim=512,
+    rope_dim=64,
+    window=128,
+    top_k=512,
+    compress_ratio=4,
+    has_sinks=True,
+    window_format="bf16",
+    main_format="bf16",
+    block_size=64,
+    dtype="bfloat16",
+)
+INDEX = IndexLogitsRequest(
+    num_heads=64, head_dim=128, key_format="bf16", block_size=64, dtype="bfloat16"
+)
+TOP_K = IndexTopKRequest(top_k=512)
+ROUTER = MoeRouterRequest(
+    scoring="sigmoid", num_experts=64, top_k=8, num_groups=8, num_groups_picked=4, has_bias=True
+)
+DISPATCH = MoeDispatchRequest(
+    kind="permute", num_experts=64, top_k=8, hidden_size=32, dtype="bfloat16"
+)
+HYPER = HyperConnectionRequest(
+    kind="pre", num_streams=4, hidden_size=32, sinkhorn_iterations=20, dtype="bfloat16"
+)
+QUANTIZE = QuantizeRequest(
+    group_size=128, out_dtype="fp8_e4m3fn", scale_dtype="float32", width=512, dtype="bfloat16"
+)
+ENGRAM = EngramRequest(
+    num_heads=8, max_ngram=4, row_width=256, hidden_size=32, num_streams=4, dtype="bfloat16"
+)
+ROPE = RopeRequest(num_heads=2, num_kv_heads=1, head_dim=16, rotary_dim=4, dtype="float32")
+KV_WRITE = KvWriteRequest(
+    num_kv_heads=1, head_dim=4, v_head_dim=4, block_size=4, dtype="float32", kv_dtype="float32"
+)
+
+
+REQUESTS = [
+    ATTENTION,
+    dataclasses.replace(ATTENTION, phase="decode", has_sinks=True, softcap=30.0),
+    GemmRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["int4_g32"]),
+    GroupedGemmRequest(
+        num_experts=4,
+        experts_per_token=1,
+        n=2,
+        k=2,
+        dtype="float32",
+        weight_format=FORMATS["float32"],
+    ),
+    RmsNormRequest(hidden_size=8, dtype="float32"),
+    ROPE,
+    GatedActivationRequest(width=4, dtype="float32"),
+    EmbeddingRequest(vocab_size=4, hidden_size=2, dtype="float32"),
+    KV_WRITE,
+    TopKTopPRequest(vocab_size=5),
+    *(
+        CollectiveRequest(kind=kind, world_size=2, width=8, dtype="float64")
+        for kind in COLLECTIVE_KINDS
+    ),
+    MLA,
+    dataclasses.replace(MLA, phase="decode", kv_format="fp8_656"),
+    COMPRESSED,
+    dataclasses.replace(COMPRESSED, phase="decode", top_k=0, compress_ratio=128),
+    INDEX,
+    TOP_K,
+    KvCompressorRequest(ratio=4, head_dim=32, is_overlapping=True, dtype="bfloat16"),
+    ROUTER,
+    DISPATCH,
+    dataclasses.replace(DISPATCH, kind="combine"),
+    HYPER,
+    dataclasses.replace(HYPER, kind="post"),
+    dataclasses.replace(HYPER, kind="head"),
+    QUANTIZE,
+    LayerNormRequest(hidden_size=8, has_bias=True, dtype="float32"),
+    ENGRAM,
+    dataclasses.replace(ENGRAM, kind="mix"),
+]
+# Another valid value where doubling a number or adding a letter makes a request inconsistent.
+OTHERS: dict[str, Any] = {
+    "mla_attention.kv_format": "fp8_656",
+    "compressed_attention.window_format": "v4_584",
+    "compressed_attention.main_format": "fp4_288",
+    "compressed_attention.rope_dim": 32,
+    "index_logits.key_format": "fp8_132",
+    "index_top_k.pool_size": 16,
+    "index_top_k.publishes_candidates": None,  # only with candidate_blocks: checked below
+    "moe_router.scoring": "sqrt_softplus",
+    "moe_router.num_groups": 4,
+    "moe_router.num_groups_picked": 2,
+    "moe_dispatch.kind": None,  # two of REQUESTS differ in it
+    "hyper_connection.kind": None,
+    "engram.kind": None,
+    "quantize.out_dtype": "int8",
+    "quantize.scale_dtype": "ue8m0",
+    "kv_write.kv_format": None,
+    "kv_write.num_kv_heads": 2,
+}
+
+
+def test_every_family_is_in_these_tests() -> None:
+    assert {request.op for request in REQUESTS} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.label)
+def test_requests_are_frozen_hashable_and_plain(request_: Any) -> None:
+    family = CATALOGUE[request_.op]
+    assert type(request_) is family.request_type
+    assert request_.label in family.labels()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        request_.phase = "decode"  # type: ignore[misc]  # what must not work
+    assert hash(request_) == hash(dataclasses.replace(request_))
+    plain = request_.arguments()
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    wider = request_.with_tokens(TokenRange(3, 70))
+    assert (type(wider), wider.tokens) == (type(request_), TokenRange(3, 70))
+    assert wider.arguments() == plain
+    assert wider.with_tokens(request_.tokens) == request_
+    for tokens in (1, 7):
+        assert family.flops(request_, tokens) >= 0
+        assert family.bytes_moved(request_, tokens) >= 0
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.label)
+def test_every_argument_shows_in_arguments(request_: Any) -> None:
+    """Two requests that differ have different arguments: the hash of a plan rests on it."""
+    for field in dataclasses.fields(request_):
+        value = getattr(request_, field.name)
+        if field.name in ("phase", "tokens"):
+            continue
+        changed: Any
+        name = f"{request_.op}.{field.name}"
+        if name in OTHERS:
+            changed = OTHERS[name]
+            if changed is None or changed == value:
+                continue
+        elif isinstance(value, WeightFormat):
+            changed = dataclasses.replace(value, group_size=64)  # another format of that name
+        elif isinstance(value, bool):
+            changed = not value
+        elif isinstance(value, int | float):
+            changed = value * 2 + 2 * (value == 0)
+        else:
+            changed = f"{value}x"
+        other = dataclasses.replace(request_, **{field.name: changed})
+        assert other.arguments() != request_.arguments(), field.name
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 1), (-1, 4)])
+def test_impossible_token_ranges_are_refused(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match="1 <= low <= high"):
+        TokenRange(low, high)
