@@ -111,7 +111,7 @@ REQUESTS = [
         for kind in COLLECTIVE_KINDS
     ),
     MLA,
-    dataclasses.replace(MLA, phase="decode", kv_format="fp8_656"),
+    dataclasses.replace(MLA, phase="decode"),
     COMPRESSED,
     dataclasses.replace(COMPRESSED, phase="decode", top_k=0, compress_ratio=128),
     INDEX,
@@ -136,7 +136,8 @@ OTHERS: dict[str, Any] = {
     "compressed_attention.rope_dim": 32,
     "index_logits.key_format": "fp8_132",
     "index_top_k.pool_size": 16,
-    "index_top_k.publishes_candidates": None,  # only with candidate_blocks: checked below
+    "index_top_k.candidate_blocks": 2048,
+    "index_top_k.publishes_candidates": None,  # only with candidate_blocks
     "moe_router.scoring": "sqrt_softplus",
     "moe_router.num_groups": 4,
     "moe_router.num_groups_picked": 2,
