@@ -11,8 +11,8 @@ from hal.errors import DeviceNotFoundError, SettingsError
 from hal.plugins.registry import BackendRegistry
 
 MAX_GROUP = 64
-_COUNT = re.compile(r"x(\d{1,4})")
-_GROUP = re.compile(r"(?P<name>.*?)(?::|\s+)x(?P<count>\d{1,4})")
+_COUNT = re.compile(r"x([0-9]{1,4})")
+_GROUP = re.compile(r"(?P<name>.*?)(?::|\s+)x(?P<count>[0-9]{1,4})")
 
 
 def parse_count(text: str) -> int:
