@@ -76,7 +76,8 @@ def _load_layer_norm() -> Bind:
         shape = [request.hidden_size]
 
         def norm(x: torch.Tensor) -> torch.Tensor:
-            return functional.layer_norm(x, shape, weight, bias, eps)
+            rows = x.reshape(*x.shape[:-1], -1, request.hidden_size)
+            return functional.layer_norm(rows, shape, weight, bias, eps).flatten(-2)
 
         return norm
 

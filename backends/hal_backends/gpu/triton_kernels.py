@@ -1,0 +1,194 @@
+"""Triton kernels of this project, for every platform that has a Triton back end.
+
+Declared for each op, so that a plan says which kernel is missing. A kernel's module is
+`hal_kernels.<folder>.triton`, and its `bind(request, device, **static)` returns the kernel; until
+the module exists, the candidate is rejected as MISSING. Where a dtype has no matrix instruction,
+the compiler widens the operands without an error, so the native and the widened form are two
+candidates, and the widened one says on which unit it computes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from hal.candidates import Bind, Kernel, KernelCandidate, Leaf, Work
+from hal.device import DeviceSpec
+from hal.reasons import Reason
+from hal.tiers import Tier
+from hal_backends.gpu.formats import matrix_feature, multiplies_quantised, wide_unit
+from hal_backends.gpu.limits import any_feature, feature, gather, missing_kernel, scope
+from hal_backends.gpu.offers import Offer, on_device, work_of
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
+
+# Op -> package of hal_kernels. One package may hold several ops' kernels.
+FOLDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention": "attention",
+        "mla_attention": "mla_attention",
+        "compressed_attention": "compressed_attention",
+        "index_logits": "index_logits",
+        "index_top_k": "index_top_k",
+        "kv_compressor": "kv_compressor",
+        "gemm": "gemm",
+        "grouped_gemm": "grouped_gemm",
+        "moe_router": "moe_router",
+        "moe_dispatch": "moe_dispatch",
+        "hyper_connection": "hyper_connection",
+        "quantize": "quantize",
+        "norm.rms": "norm",
+        "layer_norm": "layer_norm",
+        "rope": "rope",
+        "activation.gated": "activation",
+        "embedding": "embedding",
+        "kv_write": "kv_write",
+        "sample.top_k_top_p": "sampling",
+        "engram": "engram",
+    }
+)
+# Ops that multiply matrices: what they need of the device depends on the operands' dtype.
+_MATRIX_OPS = frozenset(
+    {
+        "attention",
+        "mla_attention",
+        "compressed_attention",
+        "index_logits",
+        "gemm",
+        "grouped_gemm",
+    }
+)
+_QUANTISED_OPS = frozenset({"index_logits", "gemm", "grouped_gemm"})
+
+# The matrix instruction that the compiled code must contain, where one is known.
+_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "sm_80": "mma.sync",
+        "sm_86": "mma.sync",
+        "sm_89": "mma.sync",
+        "sm_90": "wgmma",
+        "sm_100": "tcgen05.mma",
+        "sm_103": "tcgen05.mma",
+        "sm_120": "mma.sync",
+        "gfx90a": "v_mfma",
+        "gfx942": "v_mfma",
+        "gfx950": "v_mfma",
+        "gfx1100": "v_wmma",
+        "gfx1201": "v_wmma",
+    }
+)
+
+
+def kernel_module(op: str) -> str:
+    return f"hal_kernels.{FOLDERS[op]}.triton"
+
+
+@cache
+def _missing(op: str) -> tuple[Reason, ...]:
+    return tuple(missing_kernel(kernel_module(op)))
+
+
+def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+    """None where no Triton back end is known for the platform, not even by hearsay."""
+    if op not in FOLDERS or "triton" not in device.features | device.unverified_features:
+        return ()
+    if op not in _MATRIX_OPS:
+        return on_device((_streaming(op, device),), op, device)
+    offers = [_native(op, device)]
+    if op in _QUANTISED_OPS:
+        offers.append(_widened(op, device))
+    return on_device(offers, op, device)
+
+
+def _load(op: str, device: DeviceSpec) -> Callable[[], Bind]:
+    def load() -> Bind:
+        module = importlib.import_module(kernel_module(op))
+
+        def bind(request: Any, **static: Any) -> Kernel:
+            kernel: Kernel = module.bind(request, device, **static)
+            return kernel
+
+        return bind
+
+    return load
+
+
+def _leaf(op: str, device: DeviceSpec | None = None) -> tuple[Leaf, ...]:
+    kernel = Leaf(kind="kernel", name=f"_{op.replace('.', '_')}_kernel")
+    instruction = _INSTRUCTIONS.get(device.arch) if device else None
+    return (kernel, Leaf(kind="instruction", name=instruction)) if instruction else (kernel,)
+
+
+def _streaming(op: str, device: DeviceSpec) -> Offer:
+    """An op that is bound by memory: nothing of the matrix units is needed."""
+
+    def check(r: Any) -> list[Reason]:
+        return gather(
+            scope("dtype", getattr(r, "dtype", "float32"), _DTYPES),
+            feature(device, "triton"),
+            _missing(op),
+        )
+
+    return Offer(
+        op=op,
+        implementation="triton",
+        tier=Tier.NATIVE,
+        summary="one pass over memory, compiled for this device by Triton",
+        check=check,
+        load=_load(op, device),
+        leaf=_leaf(op),
+        requires=("triton",),
+        is_graph_safe=True,
+    )
+
+
+def _common(op: str, device: DeviceSpec, r: Any) -> list[Reason]:
+    allowed = (*_DTYPES, *_FLOAT8) if op == "index_logits" else _DTYPES
+    return gather(scope("dtype", r.dtype, allowed), feature(device, "triton"), _missing(op))
+
+
+def _native(op: str, device: DeviceSpec) -> Offer:
+    def check(r: Any) -> list[Reason]:
+        needed = matrix_feature(r, device)
+        return gather(_common(op, device, r), feature(device, needed) if needed else ())
+
+    return Offer(
+        op=op,
+        implementation="triton",
+        tier=Tier.NATIVE,
+        summary="on the matrix unit of the operands' own dtype, compiled by Triton",
+        check=check,
+        load=_load(op, device),
+        leaf=_leaf(op, device),
+        requires=("triton",),
+        is_graph_safe=True,
+    )
+
+
+def _widened(op: str, device: DeviceSpec) -> Offer:
+    def check(r: Any) -> list[Reason]:
+        return gather(
+            scope("quantised operands", multiplies_quantised(r), (True,)),
+            _common(op, device, r),
+            any_feature(device, "matrix.bfloat16", "matrix.float16"),
+        )
+
+    def work(r: Any, tokens: int) -> Work:
+        return work_of(r, tokens, unit=wide_unit(device))
+
+    return Offer(
+        op=op,
+        implementation="triton_widened",
+        tier=Tier.TUNED,
+        summary="quantised operands widened in registers to the 16-bit matrix unit, exactly",
+        check=check,
+        load=_load(op, device),
+        leaf=_leaf(op, device),
+        work=work,
+        requires=("triton",),
+        is_graph_safe=True,
+    )
