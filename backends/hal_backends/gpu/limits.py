@@ -109,6 +109,22 @@ def architecture(device: DeviceSpec, allowed: Collection[str], *, why: str) -> l
     ]
 
 
+def claimed_architecture(
+    device: DeviceSpec, allowed: Collection[str], claimed: Collection[str], *, why: str
+) -> list[Reason]:
+    """As `architecture`; on those in `claimed` only an unverified source says that it works."""
+    if device.arch not in claimed:
+        return architecture(device, allowed, why=why)
+    return [
+        Reason(
+            what="arch",
+            required=f"{' or '.join(allowed)} ({why}), or {device.arch} verified",
+            found=f"{device.arch}, claimed only",
+            kind=ReasonKind.UNVERIFIED,
+        )
+    ]
+
+
 def backend(device: DeviceSpec, allowed: Collection[str], *, why: str) -> list[Reason]:
     """The plug-in whose platform the library is built for."""
     if device.backend in allowed:

@@ -1,0 +1,33 @@
+"""What an implementation on an accelerator changes in the numbers beyond rounding of sums.
+
+Each note is for its own kind of waiver; none of them is a tier.
+"""
+
+from __future__ import annotations
+
+from hal.candidates import SemanticNote
+
+DENSE_FOR_SPARSE = SemanticNote(
+    name="dense_attention_for_sparse",
+    text="attends to every cached token, not to those that the indexer picks: another model",
+)
+ACTIVATIONS_NOT_ROUNDED = SemanticNote(
+    name="activations_not_rounded",
+    text="activations stay in 16 bits where the format rounds them to the weight's precision",
+)
+ROUNDED_WEIGHTS = SemanticNote(
+    name="rounded_weights",
+    text="each weight times its scale is rounded to the activations' dtype before the product",
+)
+REQUANTIZED_BLOCKS = SemanticNote(
+    name="requantized_fp8_blocks",
+    text="weights with one power of two per 32 values are requantised to 128x128 blocks: lossy",
+)
+INT8_KV = SemanticNote(
+    name="int8_kv_for_fp8",
+    text="cached rows are stored in int8 where the request says FP8",
+)
+UNSTABLE_TIES = SemanticNote(
+    name="unstable_ties",
+    text="which of two equal scores is chosen is not specified; the op picks the lower index",
+)
