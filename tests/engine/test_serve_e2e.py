@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -287,6 +289,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     tiny_models.make_tiny_model("llama", folder, seed=torch.seed() % 2**31)
     return folder
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.4])
+def test_a_second_signal_at_any_time_ends_with_a_stated_status(
+    tiny_folder: Path, pause_s: float
+) -> None:
+    """During the drain, while the engine closes, or when only the process has to end."""
+    with serving(tiny_folder, "--set", "engine.num_blocks=64") as server:
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(pause_s)
+        server.process.send_signal(signal.SIGTERM)  # nothing, if it has ended
+        assert server.process.wait(60) in (0, 128 + signal.SIGTERM)
 
 
 def test_a_killed_rank_is_an_error_at_the_client(tiny_folder: Path) -> None:

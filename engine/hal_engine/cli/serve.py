@@ -41,6 +41,7 @@ def serve(
     """Serve a model with an OpenAI-compatible API, after printing the plan it runs by."""
     from hal_engine.server.config import ServerConfig
     from hal_engine.server.run import bind_listener, check_exposure, run_server
+    from hal_engine.server.signals import end_process_within, ignore_signals
     from hal_engine.serving import start_engine
 
     session = args.read_session(
@@ -75,7 +76,10 @@ def serve(
             progress=report,
         )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise typer.Exit(run_server(engine, server, listener=listener))
+    status = run_server(engine, server, listener=listener)
+    ignore_signals()
+    end_process_within(server.abort_deadline_s, status)
+    raise typer.Exit(status)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""Running the server: the listening socket, signals, drain, and the end.
+"""Running the server: the listening socket, drain, and the end.
 
 The first SIGTERM or SIGINT drains: new requests get 503 with Retry-After, running ones finish
-within `drain_deadline_s`, then the process ends with 0. A second signal aborts: connections are
-cut, and the process ends with 128 + the signal's number within `abort_deadline_s`.
+within `drain_deadline_s`, the engine closes within `close_deadline_s`, then the process ends with
+0. A second signal aborts, see `signals.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 import uvicorn
 
@@ -28,11 +24,10 @@ from hal_engine.server.auth import resolve_api_key
 from hal_engine.server.config import ServerConfig
 from hal_engine.server.errors import draining
 from hal_engine.server.http_protocol import protocol_class
+from hal_engine.server.signals import ShutdownSignals, end_process_within
 from hal_engine.server.state import ServerState
 
 logger = logging.getLogger("hal_engine.server")
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ServerStartError(HalError):
@@ -65,27 +60,24 @@ async def _serve(
     listener: socket.socket | None,
     announce: Callable[[str], None],
 ) -> int:
-    try:
-        check_exposure(config)
-        with contextlib.closing(listener or bind_listener(config)) as bound:
-            app = create_app(engine, config)
-            server = DrainingServer(app, config, bound, announce)
-            await server.serve(sockets=[bound])
-            return server.exit_status
-    finally:
-        # A stuck engine must not outlive the server: the supervisor waits for this process.
-        with _process_ends_within(config.close_deadline_s, status=1):
-            await engine.close()
+    signals = ShutdownSignals(config.abort_deadline_s)
+    with signals.handled():
+        try:
+            check_exposure(config)
+            with contextlib.closing(listener or bind_listener(config)) as bound:
+                app = create_app(engine, config)
+                await DrainingServer(app, config, bound, announce, signals).serve(sockets=[bound])
+        finally:
+            signals.is_over = True
+            await _close(engine, config)
+        return signals.exit_status
 
 
-@contextlib.contextmanager
-def _process_ends_within(seconds: float, status: int) -> Iterator[None]:
-    """Ends the process hard if the block takes longer."""
-    timer = threading.Timer(seconds, os._exit, [status])
-    timer.daemon = True
-    timer.start()
+async def _close(engine: AsyncEngine, config: ServerConfig) -> None:
+    """A stuck engine must not outlive the server: the supervisor waits for this process."""
+    timer = end_process_within(config.close_deadline_s, status=1)
     try:
-        yield
+        await engine.close()
     finally:
         timer.cancel()
 
@@ -132,7 +124,9 @@ class DrainingServer(uvicorn.Server):
         config: ServerConfig,
         listener: socket.socket,
         announce: Callable[[str], None],
+        signals: ShutdownSignals | None = None,
     ) -> None:
+        """signals: nobody sends any by default, as in a thread."""
         super().__init__(_uvicorn_config(app, config))
         state = getattr(getattr(app, "state", None), "server", None)
         if not isinstance(state, ServerState):
@@ -141,14 +135,8 @@ class DrainingServer(uvicorn.Server):
         self._announce = announce
         self._url = _url_of(listener)
         self._drain_until_s: float | None = None
-        self._abort_signal: int | None = None
-
-    @property
-    def exit_status(self) -> int:
-        """0 after a drain, 128 + signal after an abort."""
-        if self._abort_signal is not None:
-            return 128 + self._abort_signal
-        return 0
+        self._signals = signals or ShutdownSignals(config.abort_deadline_s)
+        self._signals.on_abort = self._stop_waiting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, and says so once a forward pass has worked."""
@@ -166,39 +154,22 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles signals while serving. Unlike uvicorn, does not raise them again afterwards."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: abort."""
-        if not self._state.is_draining:
-            self._state.is_draining = True
-        elif self._abort_signal is None:
-            self._abort_signal = sig
-            self.force_exit = True
-            # Should the loop or the engine be stuck, the process ends all the same.
-            timer = threading.Timer(
-                self._state.config.abort_deadline_s, os._exit, [self.exit_status]
-            )
-            timer.daemon = True
-            timer.start()
+        """uvicorn's own handlers are not wanted: `ShutdownSignals` has the signals."""
+        yield
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
-        if self._abort_signal is not None:
+        if self._signals.abort_signal is not None:
             self._cut_connections()
             return True
+        if self._signals.has_come:
+            self._state.is_draining = True
         if self._state.is_draining:
             return self._has_drained()
         return await super().on_tick(counter)
+
+    def _stop_waiting(self) -> None:
+        self.force_exit = True
 
     def _has_drained(self) -> bool:
         now = asyncio.get_running_loop().time()
