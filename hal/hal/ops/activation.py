@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedActivationRequest(OpRequest):
-    """y[T, F] = act(x[:, :F]) * x[:, F:]. clamp: the gate is capped at +c and the other half
-    limited to ±c before (0 is none)."""
+    """y[R, F] = act(x[:, :F]) * x[:, F:]. clamp: the gate is capped at +c and the other half
+    limited to ±c before (0 is none). rows_per_token: R = T * rows_per_token (experts per token)."""
 
     op: ClassVar[str] = "activation.gated"
 
@@ -24,6 +24,7 @@ class GatedActivationRequest(OpRequest):
     dtype: str
     activation: Literal["silu", "gelu_tanh"] = "silu"
     clamp: float = 0.0
+    rows_per_token: int = 1
 
 
 def reference(request: GatedActivationRequest) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -44,11 +45,12 @@ def reference(request: GatedActivationRequest) -> Callable[[torch.Tensor], torch
 
 
 def flops(request: GatedActivationRequest, tokens: int) -> float:
-    return 5.0 * tokens * request.width
+    return 5.0 * tokens * request.rows_per_token * request.width
 
 
 def bytes_moved(request: GatedActivationRequest, tokens: int) -> float:
-    return float(3 * tokens * request.width * DTYPE_BYTES[request.dtype])
+    values = tokens * request.rows_per_token * request.width
+    return float(3 * values * DTYPE_BYTES[request.dtype])
 
 
 FAMILY = OpFamily(

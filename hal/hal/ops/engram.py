@@ -25,8 +25,8 @@ class EngramRequest(OpRequest):
     [T, (max_ngram - 1) * num_heads * row_width]; mix: streams[T, N, D], kv[T, (N + 1) * D] ->
     streams[T, N, D].
 
-    A row of the table is row_width e4m3 values and one ue8m0 scale per 32. Raises RequestError if
-    inconsistent.
+    A row of the table is row_width e4m3 values and one ue8m0 scale per 32. table_rows: of the part
+    of the table that gather reads, 0 where nobody said. Raises RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "engram"
@@ -38,6 +38,7 @@ class EngramRequest(OpRequest):
     num_streams: int
     dtype: str
     kind: EngramKind = "gather"
+    table_rows: int = 0
 
     def __post_init__(self) -> None:
         require(
@@ -92,6 +93,10 @@ def bytes_moved(request: EngramRequest, tokens: int) -> float:
     return float((tokens * (3 * n + 1) + 2 * n) * d * width)
 
 
+def stored_bytes(request: EngramRequest) -> int:
+    return request.table_rows * request.row_bytes if request.kind == "gather" else 0
+
+
 FAMILY = OpFamily(
     name="engram",
     request_type=EngramRequest,
@@ -101,4 +106,5 @@ FAMILY = OpFamily(
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
     kinds=("gather", "mix"),
+    weight_bytes=stored_bytes,
 )
