@@ -1,0 +1,109 @@
+"""Finds, reads and caches the database: the built-in files, then overlays in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from hal_capability_db.assembly import Draft, Layer, assemble
+from hal_capability_db.building import build
+from hal_capability_db.database import Database
+from hal_capability_db.errors import DatabaseError
+from hal_capability_db.located import parse, read_text, refusal
+
+BUILT_IN = "built-in"
+_DATA = Path(__file__).parent / "data"
+_SUFFIXES = (".yaml", ".yml", ".json")
+_MAX_FILES = 1000
+
+
+def load_database(overlays: Sequence[Path | str] = ()) -> Database:
+    """The built-in database under `overlays`, each a file or a folder of files.
+
+    It is read once per process and list of overlays.
+
+    Raises:
+        DatabaseError: a file is refused; with its line, the key and what to do.
+    """
+    return _load(tuple(Path(overlay).absolute() for overlay in overlays))
+
+
+@lru_cache(maxsize=8)
+def _load(overlays: tuple[Path, ...]) -> Database:
+    draft = draft_database(overlays)
+    if draft.problems:
+        raise _first(draft.problems)
+    return build(draft, tuple(map(str, overlays)))
+
+
+def draft_database(overlays: Sequence[Path]) -> Draft:
+    """Everything that is wrong with the built-in files under `overlays`, beside what is right."""
+    layers: list[Layer] = []
+    problems: list[DatabaseError] = []
+    if not any(_is_complete(overlay) for overlay in overlays[:1]):
+        layers.append(_read_layer(BUILT_IN, database_files(_DATA), problems))
+    for overlay in overlays:
+        try:
+            files = database_files(overlay)
+        except DatabaseError as error:
+            problems.append(error)
+            continue
+        layers.append(_read_layer(str(overlay), files, problems))
+    draft = assemble(layers)
+    # A file that cannot be read leaves dangling references behind: its own problem comes first.
+    draft.problems[:0] = problems
+    return draft
+
+
+def database_files(path: Path) -> tuple[Path, ...]:
+    """The files of a folder (not of folders in it), sorted; or the file itself.
+
+    Raises:
+        DatabaseError: there is no such path, or no database file in the folder.
+    """
+    try:
+        if not path.is_dir():
+            return (path,)
+        names = sorted(item for item in path.iterdir() if item.suffix in _SUFFIXES)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise refusal(path, "", "a readable folder", found, "correct the path") from error
+    if not 0 < len(names) <= _MAX_FILES:
+        required = f"1 to {_MAX_FILES} files {', '.join(_SUFFIXES)}"
+        remedy = "put the database files into it"
+        raise refusal(path, "", required, f"{len(names)}", remedy)
+    return tuple(names)
+
+
+def _read_layer(name: str, files: Sequence[Path], problems: list[DatabaseError]) -> Layer:
+    documents = []
+    for path in files:
+        try:
+            documents.append(parse(read_text(path), _display(path)))
+        except DatabaseError as error:
+            problems.append(error)
+    return Layer(name, tuple(documents))
+
+
+def _display(path: Path) -> str:
+    """Built-in files by their name in the package, others as they are."""
+    return f"hal_capability_db/data/{path.name}" if path.parent == _DATA else str(path)
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a file is a database of its own (an export) and not an overlay."""
+    if not path.is_file():
+        return False
+    try:
+        return parse(read_text(path), str(path)).get("complete") is True
+    except DatabaseError:
+        return False  # it is read, and refused, as an overlay
+
+
+def _first(problems: Sequence[DatabaseError]) -> DatabaseError:
+    first = problems[0]
+    if len(problems) == 1:
+        return first
+    more = f"{first.found} (and {len(problems) - 1} more: see `hal db validate`)"
+    return DatabaseError(first.who, first.required, more, first.remedy)
