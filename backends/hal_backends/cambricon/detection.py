@@ -1,0 +1,55 @@
+"""How Cambricon's MLUs are found. An MLU370-X8 is two chips, each a PCI function of its own."""
+
+from __future__ import annotations
+
+from hal_backends.detecting.pci import PciFunction
+from hal_backends.detecting.rules import (
+    FamilyRules,
+    NodeRule,
+    SoftwareRule,
+    Tool,
+    VisibleRule,
+    has_class,
+)
+from hal_backends.detecting.tools import table_parser
+
+# Cambricon makes nothing but accelerators; older ones are no "processing accelerators" by class.
+_CLASSES = ("0x03", "0x0780", "0x0880", "0x0b40", "0x12", "0xff")
+
+
+def _is_accelerator(function: PciFunction) -> bool:
+    return has_class(function, _CLASSES)
+
+
+RULES = FamilyRules(
+    backend="cambricon",
+    family="cambricon",
+    vendor="cambricon",
+    hardware="Cambricon MLU",
+    pci_vendor="0xcabc",
+    torch_device="mlu",
+    name_pattern=r"MLU",
+    is_accelerator=_is_accelerator,
+    nodes=NodeRule(
+        control=("/dev/cambricon_ctl",),
+        pattern=r"cambricon_dev\d+",
+        vendor_node="/dev/cambricon_ctl",
+    ),
+    visible=VisibleRule(layers=(("MLU_VISIBLE_DEVICES",),)),
+    software=SoftwareRule(
+        builds=frozenset({"cpu", "cuda"}),
+        torch_remedy="install torch of the version that torch_mlu is made for",
+        module="torch_mlu",
+        module_remedy="install Neuware and the torch_mlu of this torch's version",
+        driver_remedy="install Cambricon's driver; in a container mount /dev/cambricon_* and cnmon",
+        packages=("torch-mlu-ops",),
+    ),
+    tools=(
+        Tool(
+            argv=("cnmon",),
+            parse=table_parser(
+                r"MLU[\w-]+", driver_pattern=r"Driver v([\d.]+)", index_pattern=r"\|\s*(\d+)\s"
+            ),
+        ),
+    ),
+)

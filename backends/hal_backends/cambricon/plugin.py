@@ -1,0 +1,5 @@
+"""Cambricon MLUs as a plug-in; the hooks are those of every accelerator."""
+
+from hal_backends.detecting.accelerator import AcceleratorPlugin
+
+plugin = AcceleratorPlugin("cambricon", "cambricon")

@@ -1,0 +1,1 @@
+"""What the accelerators' detections share: PCI, device nodes, software, tools, verdicts."""

@@ -1,0 +1,129 @@
+"""What tells one vendor's detection from another's, as data; `survey` is the code they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hal.host import HostProbe
+from hal_backends.detecting.pci import PciFunction
+
+_ACCELERATOR_CLASSES = ("0x03", "0x0b40", "0x12")  # display, co-processor, accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDevice:
+    """One device as the vendor's tool lists it. address: normalised, "" if the tool has none."""
+
+    index: int
+    name: str
+    address: str = ""
+    memory_bytes: int = 0
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """The vendor's management tool. parse: its standard output -> devices, [] if not understood."""
+
+    argv: tuple[str, ...]
+    parse: Callable[[str], list[ToolDevice]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRule:
+    """The device nodes a process needs.
+
+    control: all of them are needed. pattern: the nodes of single cards, a regular expression over
+    names in `folder`. node_of: the node of one card where the kernel says which it is, "" if not.
+    vendor_node: a node that no other vendor's driver makes, by which hardware is known where
+    sysfs is hidden.
+    """
+
+    control: tuple[str, ...] = ()
+    folder: str = "/dev"
+    pattern: str = ""
+    node_of: Callable[[HostProbe, PciFunction], str] | None = None
+    vendor_node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleRule:
+    """How a process is told which devices it has.
+
+    layers: applied one after the other, each over what the one before left; the names in one layer
+    are synonyms. selects_by: the detail of the tool that the numbers mean ("" for the ordinal).
+    order_variable: the variable and value without which unlike devices are not in PCI order.
+    is_pci_order: whether devices are numbered by PCI address; if not, only the tool knows.
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+    selects_by: str = ""
+    order_variable: tuple[str, str] = ("", "")
+    is_pci_order: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareRule:
+    """What has to be installed to use the hardware through torch.
+
+    builds: flavours of torch (`software.TorchBuild.flavour`) that serve the family.
+    torch_remedy: where such a torch comes from. module: the extension's top-level module.
+    packages: further distributions whose versions decide what can run. tracks_torch: the extension
+    has torch's own major and minor version.
+    libraries: the driver's user library, in any of these places; its name is `library`.
+    """
+
+    builds: frozenset[str]
+    torch_remedy: str
+    module: str = ""
+    module_remedy: str = ""
+    tracks_torch: bool = False
+    library: str = ""
+    libraries: tuple[str, ...] = ()
+    driver_remedy: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """One device as PCI, the vendor's tool and torch in a child show it; the last two if asked."""
+
+    function: PciFunction
+    tool: ToolDevice | None = None
+    torch_name: str = ""
+    torch_capability: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRules:
+    """One family of accelerators.
+
+    backend: the plug-in's name. family: its id in the capability database. hardware: for people.
+    pci_vendor: "" where no PCI vendor id is known. is_accelerator: which functions of the vendor
+    are accelerators; by default those of an accelerator's PCI class. drivers: kernel drivers that
+    serve it, () for any. name_pattern: what names of this family look like. has_internal_switch:
+    see `scan_pci`. refine: what else the kernel tells of one device: "name" (the model's, where a
+    PCI id is shared), "arch", "memory_bytes", "num_cores", and attributes of the specification.
+    """
+
+    backend: str
+    family: str
+    vendor: str
+    hardware: str
+    pci_vendor: str
+    torch_device: str
+    name_pattern: str
+    nodes: NodeRule
+    visible: VisibleRule
+    software: SoftwareRule
+    tools: tuple[Tool, ...] = ()
+    drivers: tuple[str, ...] = ()
+    is_accelerator: Callable[[PciFunction], bool] = lambda function: has_class(function)
+    has_internal_switch: bool = False
+    refine: Callable[[HostProbe, Sighting], dict[str, str]] | None = None
+
+
+def has_class(function: PciFunction, prefixes: tuple[str, ...] = _ACCELERATOR_CLASSES) -> bool:
+    """Whether the function's class code starts with one of the prefixes."""
+    return function.class_code.startswith(prefixes)

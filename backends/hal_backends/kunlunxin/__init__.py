@@ -1,0 +1,1 @@
+"""Kunlunxin XPUs."""

@@ -1,0 +1,61 @@
+"""How MetaX's GPUs are found. Their torch shows them as CUDA devices; PCI 9999 does not lie."""
+
+from __future__ import annotations
+
+from hal_backends.detecting.nodes import drm_render_node
+from hal_backends.detecting.pci import PciFunction
+from hal_backends.detecting.rules import (
+    FamilyRules,
+    NodeRule,
+    SoftwareRule,
+    Tool,
+    VisibleRule,
+    has_class,
+)
+from hal_backends.detecting.tools import table_parser
+
+
+def _is_accelerator(function: PciFunction) -> bool:
+    return has_class(function, ("0x03", "0x0b40", "0x12", "0xff"))
+
+
+RULES = FamilyRules(
+    backend="metax",
+    family="metax",
+    vendor="metax",
+    hardware="MetaX GPU",
+    pci_vendor="0x9999",
+    torch_device="cuda",
+    name_pattern=r"^(MX[CN]\d|MetaX)",
+    is_accelerator=_is_accelerator,
+    nodes=NodeRule(
+        control=("/dev/mxcd",),
+        folder="/dev/dri",
+        pattern=r"renderD\d+",
+        node_of=drm_render_node,
+        vendor_node="/dev/mxcd",
+    ),
+    visible=VisibleRule(layers=(("CUDA_VISIBLE_DEVICES",),)),
+    software=SoftwareRule(
+        builds=frozenset({"metax"}),
+        torch_remedy="install the torch that comes with MACA, its version ends in +metax…",
+        library="libmxsml.so",
+        libraries=tuple(
+            f"{folder}/libmxsml.so"
+            for folder in ("/opt/mxdriver/lib", "/opt/maca/lib", "/opt/mxn100/lib")
+        ),
+        driver_remedy="install MetaX's driver and the MACA SDK; in a container pass /dev/mxcd and "
+        "/dev/dri and mount /opt/maca and /opt/mxdriver",
+        packages=("flash-attn", "flashinfer-python"),
+    ),
+    tools=(
+        Tool(
+            argv=("mx-smi",),
+            parse=table_parser(
+                r"(?:MetaX )?(?:MX[CN]|C|N)\d{3}\w*",
+                driver_pattern=r"Kernel Mode Driver Version:\s*(\S+)",
+                index_pattern=r"\|\s*(\d+)\s",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Tecorigin accelerators."""
