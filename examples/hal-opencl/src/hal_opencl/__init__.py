@@ -1,0 +1,1 @@
+"""OpenCL devices as a halstack plug-in."""

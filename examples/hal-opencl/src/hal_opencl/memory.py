@@ -1,0 +1,195 @@
+"""How kernels get at tensors, which are host memory: in place where the device shares it, copied
+where not. The two classes have the same two methods."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyopencl as cl
+import torch
+
+from hal.device import DeviceSpec
+from hal_opencl.opencl_device import OpenClDevice, open_device
+
+_FLAGS = cl.mem_flags
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A tensor that a kernel changes in place: two arguments, buffer and first element."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """A new contiguous tensor that a kernel writes whole: one argument, the buffer."""
+
+    tensor: torch.Tensor
+
+
+# A plain tensor is read: two arguments, buffer and first element. Numbers: int32 and float32.
+Argument = torch.Tensor | Changed | Fresh | int | float
+
+
+class Memory(Protocol):
+    """One device's way to tensors."""
+
+    device: OpenClDevice
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        """The buffer of a contiguous tensor at the start of its storage. Valid while both live."""
+        ...
+
+    def launch(
+        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+    ) -> None:
+        """Sets the arguments from number `first` on, runs `size` work-items, waits for them."""
+        ...
+
+
+class Launcher:
+    """A kernel object with its constants: the first arguments, set once and kept alive here, as a
+    kernel object keeps nothing alive itself."""
+
+    __slots__ = ("_first", "_kept", "_kernel", "_memory")
+
+    def __init__(self, memory: Memory, kernel: Any, *constants: torch.Tensor) -> None:
+        self._memory, self._kernel, self._first = memory, kernel, len(constants)
+        self._kept = [(tensor, memory.constant(tensor)) for tensor in constants]
+        for number, (_, buffer) in enumerate(self._kept):
+            kernel.set_arg(number, buffer)
+
+    def __call__(self, size: tuple[int, ...], *arguments: Argument) -> None:
+        """Runs `size` work-items with the further arguments, and waits for them."""
+        self._memory.launch(self._kernel, self._first, size, arguments)
+
+
+def memory_of(spec: DeviceSpec) -> Memory:
+    device = open_device(spec)
+    return SharedMemory(device) if "memory.shared" in spec.features else CopiedMemory(device)
+
+
+class SharedMemory:
+    """A CPU device: its buffers are the tensors themselves."""
+
+    def __init__(self, device: OpenClDevice) -> None:
+        self.device = device
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        return self._buffer(tensor.untyped_storage())
+
+    def launch(
+        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+    ) -> None:
+        # Two buffers over one storage would be undefined: q, k and v are parts of one tensor.
+        buffers: dict[int, Any] = {}
+        number = first
+        for argument in arguments:
+            if isinstance(argument, int | float):
+                kernel.set_arg(number, _number(argument))
+                number += 1
+                continue
+            tensor = argument if isinstance(argument, torch.Tensor) else argument.tensor
+            storage = tensor.untyped_storage()
+            at = storage.data_ptr()
+            if at not in buffers:
+                buffers[at] = self._buffer(storage)
+            kernel.set_arg(number, buffers[at])
+            number += 1
+            if not isinstance(argument, Fresh):
+                kernel.set_arg(number, np.int32(tensor.storage_offset()))
+                number += 1
+        # A CPU device works on the memory itself: once it is done there is nothing to map.
+        cl.enqueue_nd_range_kernel(self.device.queue, kernel, size, (1,) * len(size)).wait()
+
+    def _buffer(self, storage: torch.UntypedStorage) -> Any:
+        block = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+        return cl.Buffer(
+            self.device.context, _FLAGS.READ_WRITE | _FLAGS.USE_HOST_PTR, hostbuf=block
+        )
+
+
+class CopiedMemory:
+    """A device with memory of its own: weights stay there, all else travels with each call."""
+
+    def __init__(self, device: OpenClDevice) -> None:
+        self.device = device
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        return cl.Buffer(
+            self.device.context,
+            _FLAGS.READ_ONLY | _FLAGS.COPY_HOST_PTR,
+            hostbuf=_flat(tensor.untyped_storage(), 0, tensor.untyped_storage().nbytes()),
+        )
+
+    def launch(
+        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+    ) -> None:
+        spans = _spans(arguments)
+        buffers = {
+            at: cl.Buffer(
+                self.device.context,
+                _FLAGS.READ_WRITE | _FLAGS.COPY_HOST_PTR,
+                hostbuf=_flat(storage, low, high),
+            )
+            for at, (storage, low, high, _) in spans.items()
+        }
+        number = first
+        for argument in arguments:
+            if isinstance(argument, int | float):
+                kernel.set_arg(number, _number(argument))
+                number += 1
+                continue
+            tensor = argument if isinstance(argument, torch.Tensor) else argument.tensor
+            at = tensor.untyped_storage().data_ptr()
+            kernel.set_arg(number, buffers[at])
+            number += 1
+            if not isinstance(argument, Fresh):
+                begin = tensor.storage_offset() - spans[at][1] // tensor.element_size()
+                kernel.set_arg(number, np.int32(begin))
+                number += 1
+        queue = self.device.queue
+        cl.enqueue_nd_range_kernel(queue, kernel, size, (1,) * len(size))
+        for at, (storage, low, high, is_written) in spans.items():
+            if is_written:
+                cl.enqueue_copy(queue, _flat(storage, low, high), buffers[at])
+        queue.finish()
+
+
+Span = tuple[Any, int, int, bool]  # storage, first byte, byte after the last, whether written
+
+
+def _spans(arguments: Sequence[Argument]) -> dict[int, Span]:
+    """What a call touches of each storage: one range, as interleaved parts cannot be told apart."""
+    spans: dict[int, Span] = {}
+    for argument in arguments:
+        if isinstance(argument, int | float):
+            continue
+        is_written = not isinstance(argument, torch.Tensor)
+        tensor = argument.tensor if isinstance(argument, Changed | Fresh) else argument
+        storage = tensor.untyped_storage()
+        at, size = storage.data_ptr(), tensor.element_size()
+        low = int(tensor.storage_offset()) * size
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        high = low + (1 + sum(int(n - 1) * int(stride) for n, stride in steps)) * size
+        if at in spans:
+            _, other_low, other_high, was_written = spans[at]
+            low, high = min(low, other_low), max(high, other_high)
+            is_written = is_written or was_written
+        spans[at] = (storage, low, high, is_written)
+    return spans
+
+
+def _flat(storage: torch.UntypedStorage, low: int, high: int) -> Any:
+    """The bytes of a storage from `low` to `high` as an array, without a copy."""
+    block = (ctypes.c_byte * (high - low)).from_address(storage.data_ptr() + low)
+    return np.ctypeslib.as_array(block)
+
+
+def _number(value: float) -> np.int32 | np.float32:
+    return np.int32(value) if isinstance(value, int) else np.float32(value)
