@@ -7,13 +7,19 @@ per stream and one value (op `gemm`). mix: each stream adds the value, gated by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import one_of, positive, require
-from hal.ops.formats import DTYPE_BYTES
+from hal.ops.formats import DTYPE_BYTES, torch_dtype
+from hal.ops.low_precision import dequantize_groups
+from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+
+if TYPE_CHECKING:
+    import torch
 
 EngramKind = Literal["gather", "mix"]
 _SCALE_GROUP = 32  # values of a row that share one ue8m0 scale
@@ -21,7 +27,8 @@ _SCALE_GROUP = 32  # values of a row that share one ue8m0 scale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngramRequest(OpRequest):
-    """gather: ids int64 [T, max_ngram] (own first, then those before; -1 before the start) ->
+    """gather: compressed ids int64 [T, max_ngram] (own first, then those before; the pad id
+    before the start) ->
     [T, (max_ngram - 1) * num_heads * row_width]; mix: streams[T, N, D], kv[T, (N + 1) * D] ->
     streams[T, N, D].
 
@@ -73,8 +80,83 @@ class EngramRequest(OpRequest):
         return self.row_width + self.row_width // _SCALE_GROUP
 
 
-def reference(request: EngramRequest, **static: Any) -> Callable[..., Any]:
-    raise NotImplementedError
+def reference(
+    request: EngramRequest,
+    *,
+    table: torch.Tensor | None = None,
+    multipliers: torch.Tensor | None = None,
+    primes: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    query_weight: torch.Tensor | None = None,
+    key_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> Callable[..., torch.Tensor]:
+    """Golden gather(ids) or mix(streams, kv), in float32 (float64 for float64 streams).
+
+    table: uint8 [rows, row_bytes], e4m3 values then ue8m0 scales. multipliers: int64 [max_ngram],
+    primes and offsets int64 [max_ngram - 1, num_heads]: row (h_n mod prime) + offset with
+    h_n = xor of ids[s] * multipliers[s] for s < n, in n, then head order. query_weight,
+    key_weight: [N, D] of the norms; kv: a key per stream, then the value. Raises ValueError if a
+    tensor that the kind needs is missing.
+    """
+    if request.kind == "gather":
+        if table is None or multipliers is None or primes is None or offsets is None:
+            raise ValueError(
+                "engram: required table, multipliers, primes and offsets, found None among them"
+            )
+        return _gather(request, table, multipliers, primes, offsets)
+    if query_weight is None or key_weight is None:
+        raise ValueError("engram: required query_weight and key_weight, found None among them")
+    return _mix(request, query_weight, key_weight, eps)
+
+
+def _gather(
+    request: EngramRequest,
+    table: torch.Tensor,
+    multipliers: torch.Tensor,
+    primes: torch.Tensor,
+    offsets: torch.Tensor,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    import torch
+
+    width, dtype = request.row_width, torch_dtype(request.dtype)
+
+    def gather(ids: torch.Tensor) -> torch.Tensor:
+        products = ids * multipliers
+        running, rows = products[:, 0], []
+        for n in range(1, request.max_ngram):
+            running = running ^ products[:, n]
+            rows.append(running[:, None] % primes[n - 1] + offsets[n - 1])
+        packed = table[torch.cat(rows, dim=1)].flatten(0, 1)
+        values = dequantize_groups(
+            packed[:, :width].contiguous().view(torch.float8_e4m3fn),
+            packed[:, width:],
+            element="fp8_e4m3fn",
+            scale_kind="ue8m0",
+        )
+        return values.view(ids.shape[0], -1).to(dtype)
+
+    return gather
+
+
+def _mix(
+    request: EngramRequest, query_weight: torch.Tensor, key_weight: torch.Tensor, eps: float
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    import torch
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.to(x.dtype)
+
+    def mix(streams: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        dtype = accumulation_dtype(streams)
+        rows = kv.to(dtype).view(-1, request.num_streams + 1, request.hidden_size)
+        exact = streams.to(dtype)
+        dots = normed(exact, query_weight) * normed(rows[:, :-1], key_weight)
+        score = dots.sum(dim=-1) / math.sqrt(request.hidden_size)
+        gate = (score.sign() * score.abs().sqrt()).sigmoid()
+        return (exact + gate[:, :, None] * rows[:, -1:]).to(streams.dtype)
+
+    return mix
 
 
 def flops(request: EngramRequest, tokens: int) -> float:

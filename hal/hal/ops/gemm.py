@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.formats import DTYPE_BYTES, FORMATS, QuantizedWeight, WeightFormat
+from hal.ops.low_precision import round_activations
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
@@ -116,14 +117,20 @@ def _exact_weight(
 ) -> torch.Tensor:
     found = weight.format if isinstance(weight, QuantizedWeight) else None
     # The activation is not part of how a weight is stored: w8 and w8a8 share weights.
-    stored = None if found is None else (found.bits, found.group_size, found.is_symmetric)
-    wanted = (weight_format.bits, weight_format.group_size, weight_format.is_symmetric)
-    if stored != (None if weight_format.is_dense else wanted) or tuple(weight.shape) != shape:
+    stored = None if found is None else _storage(found)
+    wanted = None if weight_format.is_dense else _storage(weight_format)
+    if stored != wanted or tuple(weight.shape) != shape:
         raise ValueError(
             f"weight: required {weight_format.name} {list(shape)}, "
             f"found {'dense' if found is None else found.name} {list(weight.shape)}"
         )
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+def _storage(f: WeightFormat) -> tuple[object, ...]:
+    """How a format stores weights. Integers' scales may come in another float dtype."""
+    scale = "" if f.element == "int" else f.scale_dtype
+    return f.bits, f.group_size, f.is_symmetric, f.element, f.block_n, scale
 
 
 def _product(weight_format: WeightFormat, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
@@ -135,6 +142,8 @@ def _product(weight_format: WeightFormat, x: torch.Tensor, exact: torch.Tensor) 
     if weight_format.activation == "int8_per_token":
         q, scale = quantize_rows(rows)
         rows = q.to(dtype) * scale
+    elif weight_format.activation != "float":
+        rows = round_activations(rows, weight_format.activation).to(dtype)
     return rows @ exact.to(dtype).T
 
 

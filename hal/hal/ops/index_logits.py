@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import entries_read, one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.kv_formats import KV_FORMATS, read_rows, slots_of
+from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
+
+    from hal.ops.attention import AttentionMetadata
 
 IndexKeyFormat = Literal["bf16", "fp8_132", "fp4_68"]
 
@@ -59,7 +62,37 @@ class IndexLogitsRequest(OpRequest):
 
 
 def reference(request: IndexLogitsRequest, *, scale: float) -> Callable[..., torch.Tensor]:
-    raise NotImplementedError
+    """Golden scores: kernel(q, weights, key_cache, meta) -> [T, max_seq_len // compress_ratio] in
+    float32 (float64 for float64 q), -inf where the query sees no entry.
+
+    key_cache: of `hal.ops.kv_formats`, in pages of entries. meta: `AttentionMetadata`, seq_lens in
+    tokens, block_table of entries.
+    """
+    import torch
+
+    def kernel(
+        q: torch.Tensor, weights: torch.Tensor, key_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        dtype, ratio = accumulation_dtype(q), request.compress_ratio
+        shape = (q.shape[0], meta.max_seq_len // ratio)
+        logits = torch.full(shape, float("-inf"), dtype=dtype, device=q.device)
+        starts = meta.query_start_loc.tolist()
+        for i, seq_len in enumerate(meta.seq_lens.tolist()):
+            span = slice(starts[i], starts[i + 1])
+            entries = torch.arange(seq_len // ratio, device=q.device)
+            if span.start == span.stop or not len(entries):
+                continue
+            slots = slots_of(meta.block_table[i], entries, request.block_size)
+            keys = read_rows(request.key_format, key_cache, request.block_size, slots, dtype)
+            heads = q[span].to(dtype).view(-1, request.num_heads, request.head_dim)
+            products = torch.einsum("qhd,kd->qhk", heads, keys).relu()
+            scores = torch.einsum("qhk,qh->qk", products, weights[span].to(dtype)) * scale
+            at = torch.arange(seq_len - len(heads), seq_len, device=q.device)
+            seen = entries < ((at + 1) // ratio)[:, None]
+            logits[span, : len(entries)] = scores.masked_fill(~seen, float("-inf"))
+        return logits
+
+    return kernel
 
 
 def _pairs(request: IndexLogitsRequest, tokens: int) -> float:

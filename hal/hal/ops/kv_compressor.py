@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hal.ops.checks import positive, require
 from hal.ops.formats import DTYPE_BYTES
+from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ class KvCompressorRequest(OpRequest):
         return self.ratio * (2 if self.is_overlapping else 1)
 
 
+@dataclass(slots=True)
+class CompressorMetadata:
+    """Which rows belong to which sequence, and where its state is. All int32, on the device.
+
+    query_start_loc: [B+1], seq_lens: [B] (including the new tokens), state_slots: [B].
+    entry_start_loc: [B+1], of the entries that the step completes: seq_len // ratio less those of
+    the context before.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    state_slots: torch.Tensor
+    entry_start_loc: torch.Tensor
+
+
 def reference(
     request: KvCompressorRequest,
     *,
@@ -55,7 +71,77 @@ def reference(
     eps: float,
     position_bias: torch.Tensor | None = None,
 ) -> Callable[..., torch.Tensor]:
-    raise NotImplementedError
+    """Golden pooling: kernel(kv, gate, state, meta) -> entries [N, head_dim], in float32 (float64
+    for float64 kv); the state is brought up to date in place.
+
+    norm_weight: [head_dim]. position_bias: [ratio, W], added to the gate of a token by its place in
+    its window. state: floating [slots, state_rows, 2, W], row p % state_rows holds kv and biased
+    gate of position p. Rotation and storage of the entries are ops of their own.
+    """
+    import torch
+
+    def kernel(
+        kv: torch.Tensor, gate: torch.Tensor, state: torch.Tensor, meta: CompressorMetadata
+    ) -> torch.Tensor:
+        dtype = accumulation_dtype(kv)
+        entries = []
+        starts = meta.query_start_loc.tolist()
+        for i, (seq_len, slot) in enumerate(
+            zip(meta.seq_lens.tolist(), meta.state_slots.tolist(), strict=True)
+        ):
+            span = slice(starts[i], starts[i + 1])
+            at = torch.arange(seq_len - (span.stop - span.start), seq_len, device=kv.device)
+            if not len(at):
+                continue
+            new = torch.stack((kv[span], gate[span]), dim=1).to(dtype)
+            if position_bias is not None:
+                new[:, 1] += position_bias.to(dtype)[at % request.ratio]
+            rows = _with_open_windows(request, new, state[slot].to(dtype), at)
+            entries += _pooled(request, rows, at)
+            last = slice(-request.state_rows, None)
+            state[slot, at[last] % request.state_rows] = new[last].to(state.dtype)
+        if not entries:
+            return kv.new_empty((0, request.head_dim))
+        pooled = torch.stack(entries)
+        variance = pooled.square().mean(dim=-1, keepdim=True)
+        return (pooled * torch.rsqrt(variance + eps) * norm_weight.to(dtype)).to(kv.dtype)
+
+    return kernel
+
+
+def _first_needed(request: KvCompressorRequest, position: int) -> int:
+    """The first position of the window of `position`, or of the one before where they overlap."""
+    window = position // request.ratio - (1 if request.is_overlapping else 0)
+    return max(0, window * request.ratio)
+
+
+def _with_open_windows(
+    request: KvCompressorRequest, new: torch.Tensor, state: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """The new rows behind the older ones that their windows pool, from `_first_needed` on."""
+    import torch
+
+    first = int(at[0])
+    older = torch.arange(_first_needed(request, first), first, device=new.device)
+    return torch.cat((state[older % request.state_rows], new))
+
+
+def _pooled(
+    request: KvCompressorRequest, rows: torch.Tensor, at: torch.Tensor
+) -> list[torch.Tensor]:
+    """One [head_dim] for each window that is complete now and was not before, without the norm."""
+    import torch
+
+    ratio, dim = request.ratio, request.head_dim
+    start = _first_needed(request, int(at[0]))
+    entries = []
+    for window in range(int(at[0]) // ratio, (int(at[-1]) + 1) // ratio):
+        own = rows[window * ratio - start : (window + 1) * ratio - start]
+        if request.is_overlapping:
+            before = rows[max(0, (window - 1) * ratio - start) : window * ratio - start]
+            own = torch.cat((before[..., :dim], own[..., dim:]))
+        entries.append((own[:, 1].softmax(dim=0) * own[:, 0]).sum(dim=0))
+    return entries
 
 
 def flops(request: KvCompressorRequest, tokens: int) -> float:

@@ -2,6 +2,8 @@
 
 A cache in the format "bf16" is a floating tensor [num_blocks, block_size, dim] (bfloat16 in
 service, float64 for golden values). Every other one is bytes: uint8 [num_blocks, page_bytes].
+fp8_656 and v4_584 are FlashMLA's (its tests/quant.py), fp8_132 is DeepGEMM's paged index key;
+fp4_288, fp4_68 and v41_528 have DeepSeek-V4.1's rows, in pages of the same kind.
 """
 
 from __future__ import annotations
@@ -9,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from hal.ops.low_precision import dequantize_groups, quantize_groups
+
+if TYPE_CHECKING:
+    import torch
 
 KvFormatName = Literal["bf16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"]
 Element = Literal["bfloat16", "fp8_e4m3fn", "fp4_e2m1"]
@@ -65,7 +72,6 @@ class KvFormat:
         return -(-rows // self.page_multiple) * self.page_multiple
 
 
-# FlashMLA's README (fp8_656, v4_584), DeepGEMM's paged index logits (fp8_132, fp4_68).
 KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(
     {
         f.name: f
@@ -126,3 +132,122 @@ KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(
         )
     }
 )
+
+
+def pack_rows(name: str, rows: torch.Tensor) -> torch.Tensor:
+    """rows [N, dim] -> uint8 [N, row_bytes], rounded as `hal.ops.low_precision` says.
+
+    The order of bytes is that of one row by itself; `write_rows` places it in a page.
+    """
+    import torch
+
+    kind = KV_FORMATS[name]
+    if name == "bf16":
+        return _as_bytes(rows.to(torch.bfloat16))
+    values, scales = quantize_groups(
+        rows[:, : kind.quantized_dim],
+        group_size=kind.group_size,
+        element=kind.element,
+        scale_kind=kind.scale,
+    )
+    tail = _as_bytes(rows[:, kind.quantized_dim :].to(torch.bfloat16))
+    padding = tail.new_zeros(len(rows), kind.padding)
+    parts = [_as_bytes(values), tail, _as_bytes(scales), padding]
+    if kind.has_scales_before_plain:
+        parts = [parts[0], parts[2], parts[1], padding]
+    return torch.cat(parts, dim=1)
+
+
+def unpack_rows(name: str, packed: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """uint8 [N, row_bytes] -> rows [N, dim] in float32 or `dtype`."""
+    import torch
+
+    kind, dtype = KV_FORMATS[name], dtype or torch.float32
+    if name == "bf16":
+        return packed.contiguous().view(torch.bfloat16).to(dtype)
+    plain, scales = 2 * kind.plain_dim, kind.scale_bytes - kind.padding
+    sizes = [kind.data_bytes - plain, plain, scales, kind.padding]
+    if kind.has_scales_before_plain:
+        sizes = [sizes[0], scales, plain, kind.padding]
+    values, second, third, _ = torch.split(packed, sizes, dim=1)
+    tail, scale = (third, second) if kind.has_scales_before_plain else (second, third)
+    quantised = dequantize_groups(
+        _from_bytes(values, kind.element),
+        _from_bytes(scale, kind.scale),
+        element=kind.element,
+        scale_kind=kind.scale,
+        dtype=dtype,
+    )
+    return torch.cat((quantised, _from_bytes(tail, "bfloat16").to(dtype)), dim=1)
+
+
+def _as_bytes(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return x.contiguous().view(torch.uint8) if x.shape[1] else x.to(torch.uint8)
+
+
+def _from_bytes(packed: torch.Tensor, kind: str) -> torch.Tensor:
+    import torch
+
+    dtypes = {
+        "bfloat16": torch.bfloat16,
+        "float32": torch.float32,
+        "fp8_e4m3fn": torch.float8_e4m3fn,
+        "e4m3": torch.float8_e4m3fn,
+    }
+    dtype = dtypes.get(kind, torch.uint8)  # nibbles and exponents stay bytes
+    return packed.contiguous().view(dtype) if packed.shape[1] else packed.to(dtype)
+
+
+def _row_bytes_at(name: str, block_size: int, slots: torch.Tensor) -> torch.Tensor:
+    """Flat byte addresses [N, row_bytes] of the slots in a cache of pages."""
+    import torch
+
+    kind = KV_FORMATS[name]
+    page = slots.long().div(block_size, rounding_mode="floor") * kind.page_bytes(block_size)
+    row = slots.long() % block_size
+    width = kind.data_bytes if kind.is_split_page else kind.row_bytes(0)
+    data = (page + row * width)[:, None] + torch.arange(width, device=slots.device)
+    if not kind.is_split_page:
+        return data
+    start = page + block_size * kind.data_bytes + row * kind.scale_bytes
+    return torch.cat(
+        (data, start[:, None] + torch.arange(kind.scale_bytes, device=slots.device)), dim=1
+    )
+
+
+def write_rows(
+    name: str, cache: torch.Tensor, block_size: int, slots: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """rows [N, dim] into the slots (block * block_size + offset) of a cache, in place.
+
+    cache: uint8 [num_blocks, page_bytes]; for "bf16" floating [num_blocks, block_size, dim].
+    """
+    if name == "bf16":
+        cache.view(-1, rows.shape[1])[slots.long()] = rows.to(cache.dtype)
+        return
+    at = _row_bytes_at(name, block_size, slots)
+    cache.view(-1)[at.flatten()] = pack_rows(name, rows).flatten()
+
+
+def read_rows(
+    name: str,
+    cache: torch.Tensor,
+    block_size: int,
+    slots: torch.Tensor,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The rows [N, dim] of the slots, in float32 or `dtype`."""
+    import torch
+
+    if name == "bf16":
+        return cache.flatten(0, 1)[slots.long()].to(dtype or torch.float32)
+    at = _row_bytes_at(name, block_size, slots)
+    return unpack_rows(name, cache.reshape(-1)[at], dtype)
+
+
+def slots_of(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Slots int64 of a sequence's positions, by its row of the block table."""
+    blocks = block_table.long()[positions.long().div(block_size, rounding_mode="floor")]
+    return blocks * block_size + positions.long() % block_size

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import one_of, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.kv_formats import KV_FORMATS, write_rows
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
@@ -59,7 +59,13 @@ class KvWriteRequest(OpRequest):
 
 
 def reference(request: KvWriteRequest) -> Callable[..., None]:
-    """Golden write. slot = block * block_size + offset; no slot appears twice in one call."""
+    """Golden write. slot = block * block_size + offset; no slot appears twice in one call.
+
+    With a kv_format the kernel is (rows[T, head_dim], cache, slot_mapping) -> None.
+    """
+
+    def kernel_rows(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        write_rows(request.kv_format, cache, request.block_size, slot_mapping, rows)
 
     def kernel(
         k: torch.Tensor,
@@ -73,7 +79,7 @@ def reference(request: KvWriteRequest) -> Callable[..., None]:
         k_rows[slot_mapping] = k.reshape(-1, *k_rows.shape[1:]).to(k_cache.dtype)
         v_rows[slot_mapping] = v.reshape(-1, *v_rows.shape[1:]).to(v_cache.dtype)
 
-    return kernel
+    return kernel_rows if request.kv_format else kernel
 
 
 def flops(request: KvWriteRequest, tokens: int) -> float:

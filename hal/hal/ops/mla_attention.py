@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import entries_read, one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.kv_formats import KV_FORMATS, read_rows, slots_of
+from hal.ops.masking import accumulation_dtype, listed, softmax_of_seen
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
+
+    from hal.ops.attention import AttentionMetadata
 
 MlaKvFormat = Literal["bf16", "fp8_656"]
 
@@ -71,7 +74,80 @@ class MlaAttentionRequest(OpRequest):
 
 
 def reference(request: MlaAttentionRequest, *, scale: float) -> Callable[..., torch.Tensor]:
-    raise NotImplementedError
+    """Golden attention: kernel(q, kv_cache, meta, indices=None) in float32 (float64 for float64 q).
+
+    q: heads of [kv_lora_rank | rope_dim]. kv_cache: of `hal.ops.kv_formats`. meta:
+    `AttentionMetadata`. indices: int32 [T, top_k] positions in the query's own sequence, none of
+    them twice; negative ones, ones beyond the sequence and, if causal, after the query are padding.
+    A query that sees no key is zero. Raises ValueError if lists are given and the request has none,
+    or the reverse.
+    """
+    import torch
+
+    def kernel(
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        meta: AttentionMetadata,
+        indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        _check_lists(request, indices)
+        out = q.new_zeros((q.shape[0], request.num_heads * request.kv_lora_rank))
+        starts = meta.query_start_loc.tolist()
+        for i, seq_len in enumerate(meta.seq_lens.tolist()):
+            span = slice(starts[i], starts[i + 1])
+            if span.start == span.stop:
+                continue
+            positions = torch.arange(seq_len, device=q.device)
+            slots = slots_of(meta.block_table[i], positions, request.block_size)
+            rows = read_rows(
+                request.kv_format, kv_cache, request.block_size, slots, accumulation_dtype(q)
+            )
+            seen = _seen(request, span.stop - span.start, positions, indices, span)
+            out[span] = _attend(request, q[span], rows, seen, scale)
+        return out
+
+    return kernel
+
+
+def _check_lists(request: MlaAttentionRequest, indices: torch.Tensor | None) -> None:
+    found = 0 if indices is None else indices.shape[1]
+    if found != request.top_k:
+        raise ValueError(
+            f"mla_attention: required index lists of {request.top_k} entries (0: none), "
+            f"found {found}"
+        )
+
+
+def _seen(
+    request: MlaAttentionRequest,
+    queries: int,
+    positions: torch.Tensor,
+    indices: torch.Tensor | None,
+    span: slice,
+) -> torch.Tensor:
+    """bool [queries, keys] of one sequence, whose last tokens are the queries."""
+    seen = positions[None, :] >= 0
+    if indices is not None:
+        seen = listed(indices[span], len(positions))
+    if request.is_causal:
+        seen = seen & (positions[None, :] <= positions[len(positions) - queries :, None])
+    return seen.expand(queries, -1)
+
+
+def _attend(
+    request: MlaAttentionRequest,
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    import torch
+
+    heads = q.to(rows.dtype).view(q.shape[0], request.num_heads, request.row_dim)
+    scores = torch.einsum("qhd,kd->hqk", heads, rows) * scale
+    weights = softmax_of_seen(scores, seen)
+    latent = rows[:, : request.kv_lora_rank]
+    return torch.einsum("hqk,kd->qhd", weights, latent).flatten(1).to(q.dtype)
 
 
 def _pairs(request: MlaAttentionRequest, tokens: int) -> float:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hal.ops.checks import one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
+from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+
+if TYPE_CHECKING:
+    import torch
 
 DispatchKind = Literal["permute", "combine"]
 
@@ -48,7 +52,40 @@ class MoeDispatchRequest(OpRequest):
 
 
 def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
-    raise NotImplementedError
+    """Golden dispatch. Rows of one expert keep the order of tokens, then of the token's choices.
+
+    combine sums in the order of the choices, in float32 (float64 for float64 y); a token without
+    a row is zero. Raises ValueError if an id is not of an expert, or rows and sources differ.
+    """
+    import torch
+
+    def permute(
+        x: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        flat = ids.flatten().long()
+        if bool(((flat < -1) | (flat >= request.num_experts)).any()):
+            raise ValueError(
+                f"moe_dispatch: required ids from -1 to {request.num_experts - 1}, "
+                f"found {int(flat.min())} to {int(flat.max())}"
+            )
+        order = torch.where(flat < 0, request.num_experts, flat).argsort(stable=True)
+        counts = torch.bincount(flat[flat >= 0], minlength=request.num_experts)
+        offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        source = order[: int(offsets[-1])]
+        return x[source // request.top_k], offsets, source.to(torch.int32)
+
+    def combine(y: torch.Tensor, source: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if len(y) != len(source):
+            raise ValueError(
+                f"moe_dispatch: required a source for each of {len(y)} rows, found {len(source)}"
+            )
+        dtype = accumulation_dtype(y)
+        tokens, choices = weights.shape
+        each = torch.zeros((tokens * choices, y.shape[1]), dtype=dtype, device=y.device)
+        each[source.long()] = y.to(dtype) * weights.flatten()[source.long()].to(dtype)[:, None]
+        return each.view(tokens, choices, -1).sum(dim=1).to(y.dtype)
+
+    return permute if request.kind == "permute" else combine
 
 
 def flops(request: MoeDispatchRequest, tokens: int) -> float:

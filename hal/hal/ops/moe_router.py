@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hal.ops.checks import one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
+from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
@@ -83,7 +84,70 @@ def reference(
     bias: torch.Tensor | None = None,
     expert_table: torch.Tensor | None = None,
 ) -> Callable[..., Any]:
-    raise NotImplementedError
+    """Golden choice: kernel(logits, token_ids=None) in float32 (float64 for float64 logits).
+
+    bias: [num_experts]. expert_table: integers [vocab_size, top_k], indexed by the token ids int64
+    [T] of the call. Experts are ordered by falling choice score. Raises ValueError if bias, table
+    or token ids are given and the request has none, or the reverse.
+    """
+    import torch
+
+    is_hash = request.scoring == "hash"
+    _check_given("bias", bias, request.has_bias)
+    _check_given("an expert table", expert_table, is_hash)
+
+    def kernel(
+        logits: torch.Tensor, token_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _check_given("token ids", token_ids, is_hash)
+        scores = _scores(request, logits.to(accumulation_dtype(logits)))
+        if expert_table is not None and token_ids is not None:
+            ids = expert_table[token_ids].long()
+        else:
+            choice = scores if bias is None else scores + bias.to(scores.dtype)
+            ids = _best(_in_picked_groups(request, choice), request.top_k)
+        weights = scores.gather(1, ids)
+        if request.normalizes:
+            weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
+        return weights * request.route_scale, ids.to(torch.int32)
+
+    return kernel
+
+
+def _check_given(what: str, found: torch.Tensor | None, is_wanted: bool) -> None:
+    if (found is not None) != is_wanted:
+        raise ValueError(
+            f"moe_router: required {what if is_wanted else f'not {what}'}, "
+            f"found {'none' if found is None else list(found.shape)}"
+        )
+
+
+def _scores(request: MoeRouterRequest, logits: torch.Tensor) -> torch.Tensor:
+    import torch.nn.functional as functional
+
+    if request.scoring == "softmax":
+        return logits.softmax(dim=1)
+    if request.scoring == "sigmoid":
+        return logits.sigmoid()
+    return functional.softplus(logits).sqrt()
+
+
+def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Columns of the largest scores; a stable sort puts the lower of equals first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_picked_groups(request: MoeRouterRequest, choice: torch.Tensor) -> torch.Tensor:
+    """Choice scores, -inf outside the groups with the largest sum of two scores."""
+    import torch
+
+    if request.num_groups == request.num_groups_picked:
+        return choice
+    groups = torch.unflatten(choice, 1, (request.num_groups, -1))
+    picked = _best(groups.topk(2, dim=2).values.sum(dim=2), request.num_groups_picked)
+    is_picked = torch.zeros(groups.shape[:2], dtype=torch.bool, device=choice.device)
+    is_picked.scatter_(1, picked, True)
+    return groups.masked_fill(~is_picked[:, :, None], float("-inf")).flatten(1)
 
 
 def flops(request: MoeRouterRequest, tokens: int) -> float:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.low_precision import quantize_groups
+from hal.ops.request import OpFamily, OpRequest, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 QuantizedDtype = Literal["fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "mxfp4", "nvfp4"]
 ScaleDtype = Literal["float32", "ue8m0", "e4m3"]
 _DTYPES = ("fp8_e4m3fn", "fp8_e4m3fnuz", "int8", "mxfp4", "nvfp4")
+# Of the decoded values in units of their scale: one step, for a tie that fell to the other side.
+_ONE_STEP = {
+    "fp8_e4m3fn": Tolerance(2.0**-3, 2.0**-9),
+    "fp8_e4m3fnuz": Tolerance(2.0**-3, 2.0**-10),
+    "int8": Tolerance(0.0, 1.0),
+    "mxfp4": Tolerance(0.5, 0.5),
+    "nvfp4": Tolerance(0.5, 0.5),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +82,18 @@ class QuantizeRequest(OpRequest):
 def reference(
     request: QuantizeRequest,
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    raise NotImplementedError
+    """Golden quantisation by the rules of `hal.ops.low_precision`, in float32."""
+    element = "fp4_e2m1" if request.out_dtype in ("mxfp4", "nvfp4") else request.out_dtype
+
+    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize_groups(
+            x,
+            group_size=request.group_size,
+            element=element,
+            scale_kind=request.scale_dtype,
+        )
+
+    return kernel
 
 
 def flops(request: QuantizeRequest, tokens: int) -> float:
@@ -95,5 +115,5 @@ FAMILY = OpFamily(
     reference=reference,
     flops=flops,
     bytes_moved=bytes_moved,
-    tolerances=FLOAT_TOLERANCES,
+    tolerances=_ONE_STEP,
 )
