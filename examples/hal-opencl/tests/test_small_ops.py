@@ -114,7 +114,7 @@ def test_activation(
 
 
 def test_exponential_over_its_range(device: DeviceSpec) -> None:
-    """silu(x) of a large negative x is x * exp(x): the relative error is that of the exponential."""
+    """silu(x) of a large negative x is x * exp(x): its relative error shows."""
     x = torch.linspace(-80.0, -20.0, 4001)
     request = GatedActivationRequest(width=4001, dtype="float32")
     both = torch.cat((x, torch.ones(4001)))[None]

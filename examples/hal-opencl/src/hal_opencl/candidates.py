@@ -28,7 +28,7 @@ def candidates_for(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     """One candidate an op, for the ops of a decoder."""
     if op not in _OFFERS:
         return ()
-    name, summary, reasons, load = _OFFERS[op]
+    name, kernel, summary, reasons, load = _OFFERS[op]
     return (
         KernelCandidate(
             name=f"opencl.{op}.{name}",
@@ -37,7 +37,7 @@ def candidates_for(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
             summary=summary,
             not_supported_reasons=reasons(device),
             load=lambda: load(device),
-            leaf=(Leaf(kind="kernel", name=name),),
+            leaf=(Leaf(kind="kernel", name=kernel),),
             distribution="hal-opencl",
         ),
     )
@@ -125,30 +125,35 @@ def _small(name: str) -> Callable[[DeviceSpec], Bind]:
     return load
 
 
-_OFFERS: dict[str, tuple[str, str, Reasons, Callable[[DeviceSpec], Bind]]] = {
-    "gemm": ("gemm", "panels of 32 columns, tiles of rows in registers", _gemm, _load_gemm),
-    "norm.rms": (
-        "rms_norm",
-        "a row a work-item, sum and residual in one pass",
-        _norm,
-        _small("load_norm"),
-    ),
-    "rope": ("rope", "in place, a token a work-item", _float, _small("load_rope")),
+# op: implementation, kernel function, summary, limits, loader
+_OFFERS: dict[str, tuple[str, str, str, Reasons, Callable[[DeviceSpec], Bind]]] = {
+    "gemm": ("panels", "gemm", "panels of 32 columns, tiles in registers", _gemm, _load_gemm),
+    "norm.rms": ("rows", "rms_norm", "residual added in the pass", _norm, _small("load_norm")),
+    "rope": ("tokens", "rope", "in place on strided rows", _float, _small("load_rope")),
     "activation.gated": (
+        "rows",
         "gated_activation",
-        "a row a work-item, exponential in vectors",
+        "exponential in vectors",
         _float,
         _small("load_activation"),
     ),
-    "embedding": ("embedding", "whole rows", _float, _small("load_embedding")),
-    "kv_write": ("kv_write", "whole rows to their slots", _kv_write, _small("load_kv_write")),
+    "embedding": ("rows", "embedding", "whole rows", _float, _small("load_embedding")),
+    "kv_write": (
+        "rows",
+        "kv_write",
+        "whole rows to their slots",
+        _kv_write,
+        _small("load_kv_write"),
+    ),
     "attention": (
+        "paged",
         "attend",
         "online softmax, sixteen keys at a time, transposed in registers",
         _attention,
         _load_attention,
     ),
     "sample.top_k_top_p": (
+        "counting",
         "top_k_top_p",
         "bounds by counting bytes of ordered keys, no sort",
         _top_k_top_p,
