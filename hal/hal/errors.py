@@ -74,6 +74,10 @@ class PluginRejectedError(PluginError):
     """A plug-in was refused before any of its code but `hal_backend_info` ran."""
 
 
+class ProbeLimitError(PluginError):
+    """The probe of a plug-in met its deadline, or its limit of memory, output or answer."""
+
+
 class DeviceClaimError(PluginError):
     """Two distributions claim the same device."""
 

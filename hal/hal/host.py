@@ -9,8 +9,9 @@ from hal.host_document import HOST_SCHEMA
 from hal.host_local import LocalHost
 from hal.host_probe import PYTHON, CommandOutput, HostProbe
 from hal.host_recorded import RecordedHost, load_recorded_host
+from hal.host_recording import RecordingHost
 
-TransferableHost = LocalHost | RecordedHost
+TransferableHost = LocalHost | RecordedHost | RecordingHost
 """The hosts that can be handed to a probing child process."""
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HostProbe",
     "LocalHost",
     "RecordedHost",
+    "RecordingHost",
     "TransferableHost",
     "load_recorded_host",
 ]

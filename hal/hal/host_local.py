@@ -1,10 +1,12 @@
 """The machine this process runs on, as detection sees it: bounded reads, no import, no shell."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hal.errors import HostReadError
@@ -19,6 +21,7 @@ from hal.processes import ProcessEnd, run_bounded
 
 MAX_FILE_BYTES = 16 << 20
 _MAX_COMMAND_BYTES = 1 << 20
+_COMMAND_MEMORY_FACTOR = 4
 
 
 class LocalHost:
@@ -101,12 +104,13 @@ class LocalHost:
         # Vendor extensions of torch are loaded deliberately, never because torch was imported.
         environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         try:
-            outcome = run_bounded(
-                argv,
-                deadline_s=deadline_s,
-                environment=environment,
-                output_limit_bytes=_MAX_COMMAND_BYTES,
-            )
+            with _memory_of_commands():
+                outcome = run_bounded(
+                    argv,
+                    deadline_s=deadline_s,
+                    environment=environment,
+                    output_limit_bytes=_MAX_COMMAND_BYTES,
+                )
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -123,6 +127,24 @@ class LocalHost:
             outcome.stdout.decode(errors="replace"),
             outcome.stderr.decode(errors="replace"),
         )
+
+
+@contextlib.contextmanager
+def _memory_of_commands() -> Iterator[None]:
+    """Within a probe, whose own memory is limited, commands may have four times as much: an
+    interpreter that imports torch needs more than a plug-in that reads sysfs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY:
+        yield
+        return
+    wanted = _COMMAND_MEMORY_FACTOR * soft
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _holds_code(folder: str) -> bool:

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 _POLL_S = 0.02
 # After the child has exited, what it wrote is already in the pipe; only a grandchild that
@@ -29,6 +30,8 @@ class ProcessEnd(StrEnum):
     EXITED = "exited"
     DEADLINE = "deadline"
     OUTPUT_LIMIT = "output limit"
+    LOST = "lost"
+    """Nobody saw its end: the process that watched over it was killed or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class ProcessOutcome:
             return f"no end after {self.elapsed_s:.1f} s, killed"
         if self.end is ProcessEnd.OUTPUT_LIMIT:
             return f"more output than allowed after {self.elapsed_s:.1f} s, killed"
+        if self.end is ProcessEnd.LOST:
+            return "the process that watched over it was killed or stopped"
         if self.exit_code is not None and self.exit_code < 0:
             return f"killed by {signal_name(-self.exit_code)}"
         return f"exit code {self.exit_code}"
@@ -61,7 +66,17 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class _BoundedPipe:
+class Child(Protocol):
+    """A child process that was started and may have ended."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        ...
+
+
+class BoundedPipe:
     """The reading end of one pipe and the bytes kept from it."""
 
     def __init__(self, descriptor: int, limit_bytes: int) -> None:
@@ -136,7 +151,7 @@ def run_bounded(
             stack.callback(_end_marked, mark)
         stack.callback(_end_group, child)
         pipes = _pipes(child, output_limit_bytes, result_read, result_limit_bytes)
-        end = _watch(child, pipes, started + deadline_s)
+        end = watch_child(child, pipes, started + deadline_s)
         exit_code = child.poll()
         _end_group(child)
         return ProcessOutcome(
@@ -185,23 +200,25 @@ def _pipes(
     output_limit_bytes: int,
     result_read: int | None,
     result_limit_bytes: int | None,
-) -> list[_BoundedPipe]:
+) -> list[BoundedPipe]:
     pipes = [
-        _BoundedPipe(stream.fileno(), output_limit_bytes)
+        BoundedPipe(stream.fileno(), output_limit_bytes)
         for stream in (child.stdout, child.stderr)
         if stream is not None
     ]
     if result_read is not None and result_limit_bytes is not None:
-        pipes.append(_BoundedPipe(result_read, result_limit_bytes))
+        pipes.append(BoundedPipe(result_read, result_limit_bytes))
     return pipes
 
 
-def _watch(
-    child: subprocess.Popen[bytes], pipes: Sequence[_BoundedPipe], deadline: float
-) -> ProcessEnd:
-    with selectors.DefaultSelector() as selector:
+def watch_child(child: Child, pipes: Sequence[BoundedPipe], deadline: float) -> ProcessEnd:
+    """Read from the pipes until the child ends, `deadline` (of the monotonic clock) passes, or a
+    pipe brings more than its limit. Kills nothing."""
+    with selectors.DefaultSelector() as selector, _process_descriptor(child) as exit_descriptor:
         for pipe in pipes:
             selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
+        if exit_descriptor is not None:
+            selector.register(exit_descriptor, selectors.EVENT_READ)
         while True:
             has_exited = child.poll() is not None
             if not has_exited and time.monotonic() >= deadline:
@@ -212,13 +229,30 @@ def _watch(
                 ready = []
                 time.sleep(0 if has_exited else _POLL_S)
             for key, _ in ready:
-                source: _BoundedPipe = key.data
+                if key.fd == exit_descriptor:
+                    continue
+                source: BoundedPipe = key.data
                 if not source.read_available():
                     selector.unregister(source.descriptor)
                 if source.is_over_limit:
                     return ProcessEnd.OUTPUT_LIMIT
             if has_exited:
                 return ProcessEnd.EXITED
+
+
+@contextlib.contextmanager
+def _process_descriptor(child: Child) -> Iterator[int | None]:
+    """A file descriptor that can be waited on for the child's end; None where kernels before 5.3
+    or a sandbox have none, and looking now and then has to do."""
+    try:
+        descriptor = os.pidfd_open(child.pid)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hal.errors import SettingsError
 from hal.plugins.listing import PluginEntry, list_entries
-from hal.plugins.probe import DEFAULT_DEADLINE_S
+from hal.plugins.probe import DEFAULT_DEADLINE_S, DEFAULT_MEMORY_MB
 from hal.suggestions import did_you_mean
 
 SETTINGS_GROUP = "hal.settings"
 # Importing torch takes seconds on a cold disk: a shorter deadline would fail sound plug-ins.
 MIN_PROBE_DEADLINE_S = 15.0
+MIN_PROBE_MEMORY_MB = 256
 
 
 class PluginSettings(BaseModel):
@@ -37,6 +38,11 @@ class PluginSettings(BaseModel):
         ge=MIN_PROBE_DEADLINE_S,
         le=600,
         description="the longest one plug-in's probe may take, in seconds (15 to 600)",
+    )
+    probe_memory_mb: int = Field(
+        default=DEFAULT_MEMORY_MB,
+        ge=MIN_PROBE_MEMORY_MB,
+        description="the most memory one plug-in's probe may take, in MiB (at least 256)",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hal.device import DetectedDevice
-from hal.errors import DeviceClaimError, PluginError, SettingsError
+from hal.errors import DeviceClaimError, PluginError, ProbeLimitError, SettingsError
 from hal.hookspecs import BackendInfo
 from hal.host import LocalHost, RecordedHost
 from hal.plugins.listing import PluginEntry, list_plugins
@@ -212,6 +212,29 @@ HOSTILE = {
         "failed",
         ["not JSON"],
     ),
+    "memory without end": (
+        in_hook("held = []\nwhile True: held.append(bytearray(1 << 20))"),
+        "failed",
+        ["at most 1024 MiB of memory", "MemoryError", "plugins.probe_memory_mb"],
+    ),
+    "small pieces of memory without end": (
+        "held = []\nwhile True: held.append(bytes(4096))",
+        "failed",
+        ["at most 1024 MiB of memory", "import of fake_"],
+    ),
+    "native memory without end": (
+        in_hook(
+            "import ctypes\nmalloc = ctypes.CDLL(None).malloc\nmalloc.restype = ctypes.c_void_p\n"
+            "while True: ctypes.memset(malloc(ctypes.c_size_t(1 << 24)), 1, 1 << 24)"
+        ),
+        "failed",
+        ["SIGSEGV", "1024 MiB of memory"],
+    ),
+    "kills its parent": (
+        in_hook("import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"),
+        "failed",
+        ["watched over it was killed"],
+    ),
     "two reports": (
         in_hook(
             f"import os, sys; os.write(int(sys.argv[1]), {FAKE_REPORT.encode()!r} + b'\\n');"
@@ -236,7 +259,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> tuple[PluginSurvey, dict[
         for number, (case, (source, _, _)) in enumerate(HOSTILE.items()):
             distributions[case] = f"hostile-{number:02}"
             site.add("bad", source, distribution=distributions[case])
-        survey = survey_plugins(entries=site.entries(), deadline_s=15)
+        survey = survey_plugins(entries=site.entries(), deadline_s=15, memory_mb=1024)
         load_backends(survey=survey)
     return survey, distributions
 
@@ -311,6 +334,57 @@ def test_a_child_that_outlives_the_probe_is_killed_and_answers_nothing(
     assert report.error is None
     assert [device.device_id for device in report.devices] == ["bad:0"]
     _wait_until_gone([int(pids.read_text())])
+
+
+def test_a_plugin_that_stops_its_parent_is_over_in_time(site: Site) -> None:
+    stop = "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); time.sleep(60)"
+    entry = site.add("bad", in_hook(stop))
+    good = site.add_good("good", "good:0")
+    survey = survey_plugins(entries=[entry, good], deadline_s=4)
+    assert list(survey.claims()) == ["good:0"]
+    assert "killed or stopped" in survey.states[0].reason
+
+
+def test_a_plugin_that_kills_the_server_hides_no_other(site: Site) -> None:
+    """The server is the parent of the parent; those it had not answered for get one each."""
+    kill = """
+    import os, signal
+    stat = open(f"/proc/{os.getppid()}/stat").read()
+    os.kill(int(stat.rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    import time; time.sleep(60)
+    """
+    entries = [site.add_good("alpha", "a:0"), site.add("bad", in_hook(kill))]
+    entries += [site.add_good("zeta", "z:0")]
+    survey = survey_plugins(entries=entries, deadline_s=30)
+    assert list(survey.claims()) == ["a:0", "z:0"]
+    state = next(state for state in survey.states if state.entry.name == "bad")
+    assert state.status is PluginStatus.FAILED
+    assert "killed or stopped" in state.reason
+
+
+def test_limit_errors_have_a_type_of_their_own(
+    crowd: tuple[PluginSurvey, dict[str, str]],
+) -> None:
+    survey, distributions = crowd
+    limits = {
+        report.entry.distribution
+        for report in survey.reports
+        if isinstance(report.error, ProbeLimitError)
+    }
+    wanted = ["memory without end", "small pieces of memory without end", "spam on stdout"]
+    wanted += ["spam on stderr", "a huge answer"]
+    assert limits == {"acme-hang", *(distributions[case] for case in wanted)}
+
+
+def test_commands_of_a_probe_may_have_more_memory_than_the_probe(site: Site) -> None:
+    body = """
+    import resource
+    script = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20)"
+    inner = host.run_command(["{python}", "-c", script], 60).stdout.strip()
+    raise ValueError(f"{resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20}, {inner}")
+    """
+    survey = survey_plugins(entries=[site.add("bad", in_hook(body))], memory_mb=300)
+    assert "ValueError: 300, 1200" in survey.states[0].reason
 
 
 def _wait_until_gone(pids: list[int]) -> None:

@@ -77,7 +77,10 @@ class CliContext:
 
         wanted = self.plugin_settings
         return survey_plugins(
-            self.host, disabled=wanted.disable, deadline_s=wanted.probe_deadline_s
+            self.host,
+            disabled=wanted.disable,
+            deadline_s=wanted.probe_deadline_s,
+            memory_mb=wanted.probe_memory_mb,
         )
 
     @cached_property

@@ -1,20 +1,26 @@
-"""The child process of a probe: `python -m hal.plugins.probe_child RESULT_FD`.
+"""The process in which one plug-in is probed: limits, stages, the report on the result channel.
 
-Reads one JSON request from its standard input, writes lines of JSON to the result channel:
-`{"stage": …}` before each step, so that a crash can be placed, and one `{"report": …}` last.
-Whatever a plug-in prints goes to stdout and stderr, which are kept apart from the channel.
+Writes lines of JSON: `{"stage": …}` before each step, so that a crash can be placed, and one
+`{"report": …}` last. Whatever a plug-in prints goes to stdout and stderr, which are kept apart
+from the channel.
 """
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 import traceback
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from hal.errors import HalError, PluginError, PluginRejectedError, ProbeLimitError
+from hal.host_probe import HostProbe
+from hal.host_recording import RecordingHost
+from hal.plugins.calls import Plugin
+from hal.plugins.listing import PluginEntry
+from hal.plugins.loading import import_plugin, register_plugin
+from hal.plugins.validation import to_document
+
+MAX_RECORDED_BYTES = 16 << 20
 _MAX_DETAIL = 4000
 
 
@@ -33,54 +39,117 @@ class _ResultChannel:
             data = data[os.write(self._descriptor, data) :]
 
 
-def _confine() -> None:
-    """No core dumps, and no life after the parent's death."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _probe(request: dict[str, Any], channel: _ResultChannel) -> dict[str, Any]:
-    from hal.errors import PluginError, PluginRejectedError
-    from hal.host import LocalHost, RecordedHost
-    from hal.plugins.calls import Plugin
-    from hal.plugins.listing import PluginEntry
-    from hal.plugins.loading import import_plugin, register_plugin
-    from hal.plugins.validation import to_document
-
-    entry = PluginEntry(**request["entry"])
-    recording = request["host"]
-    host = LocalHost() if recording is None else RecordedHost.from_json(recording)
-    report: dict[str, Any] = {"info": None, "devices": [], "missing": [], "error": None}
-    try:
-        channel.write({"stage": f"import of {entry.value}"})
-        implementation = import_plugin(entry)
-        channel.write({"stage": "hook hal_backend_info"})
-        plugin = Plugin(register_plugin(entry, implementation))
-        report["info"] = to_document(plugin.info)
-        channel.write({"stage": "hook hal_missing_dependencies"})
-        report["missing"] = [to_document(item) for item in plugin.missing_dependencies(host)]
-        channel.write({"stage": "hook hal_detect_devices"})
-        report["devices"] = [to_document(item) for item in plugin.detect_devices(host)]
-    except PluginError as error:
-        report["error"] = {
-            "is_rejection": isinstance(error, PluginRejectedError),
-            "message": [error.who, error.required, error.found, error.remedy],
-            "detail": "".join(traceback.format_exception(error))[-_MAX_DETAIL:],
-        }
-    return report
-
-
-def main() -> None:
-    """Probe the plug-in of the request; always ends the process."""
-    channel = _ResultChannel(int(sys.argv[1]))
-    _confine()
-    request = json.load(sys.stdin)
-    sys.path[:] = request["sys_path"]
-    report = _probe(request, channel)
+def probe_in_this_process(
+    entry: PluginEntry, host: HostProbe, memory_limit_mb: int, descriptor: int
+) -> None:
+    """Probe a plug-in and write the report to the descriptor. To be run in a forked child."""
+    channel = _ResultChannel(descriptor)
+    # Plug-ins can see where the channel is, as they could find it in /proc/self/fd anyway.
+    sys.argv = [sys.argv[0], str(descriptor)]
+    limit_memory(memory_limit_mb)
+    report = _Probe(entry, host, memory_limit_mb, channel).run()
+    if isinstance(host, RecordingHost):
+        report["recorded"] = _recorded(host)
     channel.write({"report": report})
-    # Not sys.exit: a plug-in's threads and exit handlers get no say in how this ends.
-    os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
+def limit_memory(megabytes: int) -> None:
+    """No core dumps, and at most so much memory for this process's own data.
+
+    RLIMIT_DATA counts what is written to; RLIMIT_AS would also count the address space that
+    drivers reserve, often more than there is memory. Only the soft limit is set, so that a report
+    about the limit can still be made.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = megabytes << 20
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+def _lift_memory_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+class _Probe:
+    """One probe, step by step."""
+
+    def __init__(
+        self, entry: PluginEntry, host: HostProbe, memory_limit_mb: int, channel: _ResultChannel
+    ) -> None:
+        self._entry = entry
+        self._host = host
+        self._memory_limit_mb = memory_limit_mb
+        self._channel = channel
+        self._stage = "start of the probe"
+        self._report: dict[str, Any] = {"info": None, "devices": [], "missing": [], "error": None}
+
+    def run(self) -> dict[str, Any]:
+        """The report, with the error if there was one."""
+        try:
+            self._steps()
+        except PluginError as error:
+            error = self._limit_error(error) if _is_out_of_memory(error) else error
+            self._report["error"] = _document(error)
+        except MemoryError as error:  # where even the message of another error had no room
+            self._report["error"] = _document(self._limit_error(error))
+        return self._report
+
+    def _steps(self) -> None:
+        self._enter(f"import of {self._entry.value}")
+        implementation = import_plugin(self._entry)
+        self._enter("hook hal_backend_info")
+        plugin = Plugin(register_plugin(self._entry, implementation))
+        self._report["info"] = to_document(plugin.info)
+        self._enter("hook hal_missing_dependencies")
+        missing = plugin.missing_dependencies(self._host)
+        self._report["missing"] = [to_document(item) for item in missing]
+        self._enter("hook hal_detect_devices")
+        devices = plugin.detect_devices(self._host)
+        self._report["devices"] = [to_document(item) for item in devices]
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
+        self._channel.write({"stage": stage})
+
+    def _limit_error(self, cause: BaseException) -> ProbeLimitError:
+        _lift_memory_limit()
+        error = ProbeLimitError(
+            f"{self._entry}, {self._stage}",
+            f"at most {self._memory_limit_mb} MiB of memory",
+            "more: a MemoryError",
+            f"report it to the authors of {self._entry.distribution}; to allow more, set "
+            f"plugins.probe_memory_mb; to go on without it, set "
+            f'plugins.disable = ["{self._entry.key}"]',
+        )
+        error.__cause__ = cause
+        return error
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _document(error: HalError) -> dict[str, Any]:
+    kind = next(
+        kind
+        for kind in (PluginRejectedError, ProbeLimitError, PluginError, HalError)
+        if isinstance(error, kind)
+    )
+    return {
+        "kind": kind.__name__,
+        "message": [error.who, error.required, error.found, error.remedy],
+        "detail": "".join(traceback.format_exception(error))[-_MAX_DETAIL:],
+    }
+
+
+def _recorded(host: RecordingHost) -> str:
+    """What the host was asked, as JSON; empty if it is more than the channel takes."""
+    text = host.recorded().to_json()
+    return text if len(text) <= MAX_RECORDED_BYTES else ""

@@ -7,7 +7,7 @@ from hal.device import MissingDependency
 from hal.errors import DeviceClaimError, PluginError, PluginRejectedError
 from hal.host import LocalHost, TransferableHost
 from hal.plugins.listing import PluginEntry, list_plugins
-from hal.plugins.probe import DEFAULT_DEADLINE_S, ProbeReport, probe_plugins
+from hal.plugins.probe import DEFAULT_DEADLINE_S, DEFAULT_MEMORY_MB, ProbeReport, probe_plugins
 from hal.plugins.states import PluginState, PluginStatus
 from hal.suggestions import did_you_mean
 
@@ -75,6 +75,7 @@ def survey_plugins(
     *,
     disabled: Iterable[str] = (),
     deadline_s: float = DEFAULT_DEADLINE_S,
+    memory_mb: int = DEFAULT_MEMORY_MB,
     entries: Sequence[PluginEntry] | None = None,
 ) -> PluginSurvey:
     """List and probe the plug-ins.
@@ -83,6 +84,7 @@ def survey_plugins(
         host: where to look for devices; this machine by default.
         disabled: plug-ins not to touch, by name or by `distribution:name`.
         deadline_s: the longest one probe may take.
+        memory_mb: the most memory that one probe may take, in MiB.
         entries: the plug-ins, in any order; those installed by default.
 
     Raises:
@@ -93,7 +95,7 @@ def survey_plugins(
     named = [entry for entry in listed if not entry.shadowed_by]
     off = {find_entry(name, named, "setting plugins.disable") for name in disabled}
     probed = [entry for entry in named if entry not in off and not entry.problem]
-    reports = probe_plugins(probed, host, deadline_s=deadline_s)
+    reports = probe_plugins(probed, host, deadline_s=deadline_s, memory_mb=memory_mb)
     return survey_of(host, listed, off, reports)
 
 

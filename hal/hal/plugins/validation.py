@@ -63,6 +63,12 @@ def _adapter(data_type: Any) -> TypeAdapter[Any]:
     return _ADAPTERS[data_type]
 
 
+def prepare_checks(*data_types: type[object]) -> None:
+    """Make what the checks of these dataclasses need, which takes longer than a check."""
+    for data_type in data_types:
+        _adapter(data_type)
+
+
 def from_document(data_type: type[_Data], document: object) -> _Data:
     """The dataclass that `document` (parsed JSON) describes, every field checked.
 
