@@ -98,6 +98,8 @@ def _read_indexer(
     values: StrictValues, family: Family, layers: int, mla: MlaConfig
 ) -> IndexerConfig:
     values.choices("layer_types", layers, _INDEXED_LAYER)
+    if not mla.q_lora_rank:
+        raise values.error("q_lora_rank", "a query latent, which the indexer reads", said("null"))
     head_dim = values.integer("index_head_dim")
     if head_dim < mla.rope_dim:
         raise values.error(

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hal_engine.precision import KvDType, PrecisionName
+from hal_engine.kv_choice import IndexDType, KvDType
+from hal_engine.precision import PrecisionName
 
 
 class EngineOptions(BaseModel):
@@ -17,7 +18,16 @@ class EngineOptions(BaseModel):
     precision: PrecisionName = Field(
         default="auto", description="auto keeps the weights as stored; others change the numbers"
     )
-    kv_dtype: KvDType = Field(default="auto", description="dtype of the KV cache")
+    kv_dtype: KvDType = Field(
+        default="auto", description="dtype of the KV cache; native is the packed rows of the family"
+    )
+    index_dtype: IndexDType = Field(
+        default="auto", description="of an indexer's keys, where a model has one"
+    )
+    sparse_attention: Literal["model", "off"] = Field(
+        default="model",
+        description="off: attend to all keys where the model chooses some; changes the meaning",
+    )
     tp: int = Field(default=1, ge=1, le=64, description="tensor-parallel ranks")
     device: str = Field(default="", description="device id, e.g. cpu:0; empty: the only one")
     max_model_len: int = Field(

@@ -19,7 +19,9 @@ from hal.step_costs import Step
 from hal.waivers import WaiverBook
 from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
-from hal_engine.models.sites import StepLimits, kv_bytes_per_token, model_sites
+from hal_engine.models.accounting import kv_bytes_per_token
+from hal_engine.models.sites import model_sites
+from hal_engine.models.step_limits import StepLimits
 from hal_engine.options import EngineOptions
 from hal_engine.precision import Precision, resolve_precision
 

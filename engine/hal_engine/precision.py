@@ -13,28 +13,51 @@ from typing import Literal, get_args
 from hal.errors import PlanError
 from hal.ops.formats import FORMATS, WeightFormat
 from hal_engine.config import ModelConfig
+from hal_engine.kv_choice import IndexDType, KvDType, choose_kv_formats
 
 PrecisionName = Literal["auto", "fp32", "bf16", "w8", "w8a8", "w4", "w4a8"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
-KvDType = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """The resolved precision of a run. dtype: of activations. notes: remarks for the plan."""
+    """The resolved precision of a run. dtype: of activations. notes: remarks for the plan.
+
+    kv_dtype: of dense keys and values; for other caches the name of kv_format, that of latent or
+    compressed rows. window_format, index_format: of windows and of index keys, where there are any.
+    """
 
     name: PrecisionName
     dtype: str
     kv_dtype: str
     notes: tuple[str, ...] = ()
+    kv_format: str = ""
+    window_format: str = ""
+    index_format: str = ""
 
-    def weight_format(self, config: ModelConfig, tensor_names: Iterable[str]) -> WeightFormat:
+    @property
+    def index_query_dtype(self) -> str:
+        """An indexer's query is rounded to 8 bits where its keys are packed."""
+        return self.dtype if self.index_format in ("", "bf16") else "float8_e4m3fn"
+
+    def weight_format(
+        self, config: ModelConfig, tensor_names: Iterable[str], *, rounds_activations: bool = True
+    ) -> WeightFormat:
         """The format of a matrix product whose weight is made of these tensors (packed together).
 
-        Raises PlanError if the tensors are stored in different formats and the precision keeps
-        stored formats, or if `w4` is asked of weights that are not stored with 4 bits.
+        rounds_activations: False for a product whose activations the model keeps as they are,
+        though an FP8 checkpoint rounds them elsewhere. Raises PlanError if the tensors are stored
+        in different formats and the precision keeps stored formats, if `w4` is asked of weights
+        that are not stored with 4 bits, or integers of weights that are stored in FP8.
         """
         stored = {config.stored_format(name) for name in tensor_names}
+        if self.name.startswith("w") and config.quantization is not None:
+            raise PlanError(
+                f"precision {self.name} of {config.source}",
+                "auto (FP8 and FP4 weights as stored), bf16 or fp32 (widened)",
+                f"weights stored as {', '.join(sorted(stored))}",
+                "quantising them a second time is not offered",
+            )
         if self.name == "w8":
             return FORMATS["int8_channel"]
         if self.name == "w8a8":
@@ -43,6 +66,8 @@ class Precision:
             return self._four_bits(config, stored)
         if self.name == "auto" and len(stored) == 1:
             kept = FORMATS.get(next(iter(stored)))
+            if kept is not None and config.quantization is not None and rounds_activations:
+                kept = FORMATS.get(f"{kept.name}_a8", kept)
             if kept is not None and (self.dtype == "float32" or not kept.is_dense):
                 return kept
         return FORMATS[self.dtype]
@@ -64,11 +89,18 @@ class Precision:
 
 
 def resolve_precision(
-    config: ModelConfig, name: PrecisionName, kv_dtype: KvDType, features: frozenset[str]
+    config: ModelConfig,
+    name: PrecisionName,
+    kv_dtype: KvDType,
+    features: frozenset[str],
+    index_dtype: IndexDType = "auto",
 ) -> Precision:
-    """Activations in bfloat16 only where asked for, or stored so on a device with such a unit."""
+    """Activations in bfloat16 only where asked for, or stored so on a device with such a unit.
+
+    Raises PlanError for a cache format that the model does not have.
+    """
     notes: list[str] = []
-    has_bf16_unit = bool(features & {"amx_bf16", "avx512_bf16", "bf16"})
+    has_bf16_unit = bool(features & {"amx_bf16", "avx512_bf16", "bf16", "matrix.bfloat16"})
     dtype = "float32"
     if name == "bf16":
         dtype = "bfloat16"
@@ -82,11 +114,21 @@ def resolve_precision(
             )
     if name == "auto":
         notes += _widened_formats(config)
+    elif config.quantization is not None:
+        notes.append(
+            f"weights stored in {config.quantization.dense_format} and smaller are widened to "
+            f"{dtype}: their values are the checkpoint's, their memory is a multiple of it"
+        )
+    chosen = choose_kv_formats(config, kv_dtype, index_dtype)
+    dense = dtype if kv_dtype == "auto" else kv_dtype
     return Precision(
         name=name,
         dtype=dtype,
-        kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+        kv_dtype=chosen.main or dense,
         notes=tuple(notes),
+        kv_format=chosen.main,
+        window_format=chosen.window,
+        index_format=chosen.index,
     )
 
 

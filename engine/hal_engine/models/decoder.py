@@ -17,14 +17,9 @@ from hal.ops.collective import CollectiveGroup
 from hal.ops.formats import torch_dtype
 from hal_engine.checkpoint.protocol import Checkpoint
 from hal_engine.config import ModelConfig
-from hal_engine.models.sites import (
-    DOWN_TENSOR,
-    EMBED_TENSOR,
-    GATE_UP_TENSORS,
-    OUTPUT_TENSOR,
-    QKV_TENSORS,
-    head_tensor,
-)
+from hal_engine.models.family_sites import EMBED_TENSOR
+from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS
+from hal_engine.models.sites import OUTPUT_TENSOR, QKV_TENSORS, head_tensor
 from hal_engine.precision import Precision
 from hal_engine.rope_table import rope_cos_sin
 from hal_engine.shards import Shard

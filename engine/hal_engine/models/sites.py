@@ -9,61 +9,69 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hal.device_group import GroupLink
 from hal.ops.attention import AttentionRequest
-from hal.ops.collective import CollectiveRequest
 from hal.ops.embedding import EmbeddingRequest
-from hal.ops.formats import DTYPE_BYTES
 from hal.ops.gemm import GemmRequest
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import OpRequest, Phase, TokenRange
 from hal.ops.rope import RopeRequest
-from hal.ops.sampling import TopKTopPRequest
 from hal.plan import OpSite, group_sites
 from hal_engine.config import ModelConfig
+from hal_engine.models.family_shards import shard_family
+from hal_engine.models.family_sites import EMBED_TENSOR, HEAD_TENSOR, FamilySites, head_sites
+from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS, feed_forward_sites
+from hal_engine.models.site_parts import HOST_LINK, SiteParts
+from hal_engine.models.step_limits import StepLimits
 from hal_engine.precision import Precision
 from hal_engine.shards import Shard, shard_model
 
 _LAYER = "model.layers.{}"
 QKV_TENSORS = tuple(f"self_attn.{n}_proj.weight" for n in "qkv")
-GATE_UP_TENSORS = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 OUTPUT_TENSOR = "self_attn.o_proj.weight"
-DOWN_TENSOR = "mlp.down_proj.weight"
-EMBED_TENSOR = "model.embed_tokens.weight"
-HEAD_TENSOR = "lm_head.weight"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """The sizes of a step that requests depend on. context_tokens: what estimates assume."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    block_size: int
-    context_tokens: int = 1024
 
 
 def head_tensor(config: ModelConfig) -> str:
     return EMBED_TENSOR if config.tie_word_embeddings else HEAD_TENSOR
 
 
-def kv_bytes_per_token(config: ModelConfig, precision: Precision) -> int:
-    """Bytes that one token's keys and values take over all layers and ranks."""
-    row = 2 * config.num_key_value_heads * config.head_dim
-    return config.num_layers * row * DTYPE_BYTES[precision.kv_dtype]
-
-
 def model_sites(
-    config: ModelConfig, precision: Precision, limits: StepLimits, world_size: int = 1
+    config: ModelConfig,
+    precision: Precision,
+    limits: StepLimits,
+    world_size: int = 1,
+    link: GroupLink = HOST_LINK,
 ) -> list[OpSite]:
     """All call sites of all ranks. Raises PlanError if the ranks cannot share the model."""
-    sites = _Sites(config, precision, limits)
-    shards = [shard_model(config, rank, world_size) for rank in range(world_size)]
     return group_sites(
-        (pattern, layer, shard.rank, request)
-        for shard in shards
-        for pattern, layer, request in sites.of_rank(shard)
+        (pattern, layer, rank, request)
+        for rank in range(world_size)
+        for pattern, layer, request in _sites_of_rank(
+            config, precision, limits, (rank, world_size), link
+        )
     )
+
+
+def _sites_of_rank(
+    config: ModelConfig,
+    precision: Precision,
+    limits: StepLimits,
+    rank: tuple[int, int],
+    link: GroupLink,
+) -> Iterator[tuple[str, int | None, OpRequest]]:
+    is_dense = config.mla is None and config.compressed is None
+    heads = shard_model(config, *rank) if is_dense else None
+    family = SiteParts(
+        config=config,
+        precision=precision,
+        limits=limits,
+        shard=shard_family(config, *rank),
+        link=link,
+    )
+    if heads is None:
+        return iter(FamilySites(family))
+    return _Sites(config, precision, limits, family).of_rank(heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class _Sites:
     config: ModelConfig
     precision: Precision
     limits: StepLimits
+    family: SiteParts  # of the same rank: for experts and collectives
 
     def of_rank(self, shard: Shard) -> Iterator[tuple[str, int | None, OpRequest]]:
         yield (
@@ -91,20 +100,11 @@ class _Sites:
             ):
                 yield f"layers.*.{name}", layer, request
         yield "final_norm", None, self._norm(has_residual=True)
-        yield from self._head(shard)
-        if shard.rank == 0:
-            yield (
-                "sampler.top_k_top_p",
-                None,
-                TopKTopPRequest(
-                    vocab_size=self.config.vocab_size,
-                    tokens=TokenRange(1, self.limits.max_num_seqs),
-                ),
-            )
+        yield from head_sites(self.family)
 
     @property
     def _all_tokens(self) -> TokenRange:
-        return TokenRange(1, self.limits.max_num_batched_tokens)
+        return self.limits.all_tokens
 
     def _norm(self, *, has_residual: bool) -> RmsNormRequest:
         return RmsNormRequest(
@@ -195,7 +195,6 @@ class _Sites:
         yield from self._all_reduce("o_all_reduce", shard)
 
     def _attention_request(self, shard: Shard, layer: int, phase: Phase) -> AttentionRequest:
-        most = self.limits.max_num_seqs if phase == "decode" else self.limits.max_num_batched_tokens
         return AttentionRequest(
             phase=phase,
             num_heads=shard.num_heads,
@@ -207,12 +206,15 @@ class _Sites:
             kv_dtype=self.precision.kv_dtype,
             window=self.config.sliding_windows[layer] or 0,
             context_tokens=self.limits.context_tokens,
-            tokens=TokenRange(1, most),
+            tokens=self.limits.tokens_of(phase),
         )
 
     def _feed_forward(self, shard: Shard, layer: int) -> Iterator[tuple[str, OpRequest]]:
         config = self.config
         yield "post_norm", self._norm(has_residual=True)
+        if config.moe_of(layer) is not None:
+            yield from feed_forward_sites(self.family, layer)
+            return
         yield (
             "gate_up_proj",
             self._gemm(
@@ -238,34 +240,5 @@ class _Sites:
 
     def _all_reduce(self, name: str, shard: Shard) -> Iterator[tuple[str, OpRequest]]:
         if shard.world_size > 1:
-            yield name, self._collective("all_reduce", shard, self.config.hidden_size)
-
-    def _collective(self, kind: str, shard: Shard, width: int) -> CollectiveRequest:
-        reduces = kind == "all_reduce"
-        return CollectiveRequest(
-            kind="all_reduce" if reduces else "all_gather",
-            world_size=shard.world_size,
-            width=width,
-            dtype=self.precision.dtype if reduces else "float32",
-            tokens=self._all_tokens,
-        )
-
-    def _head(self, shard: Shard) -> Iterator[tuple[str, int | None, OpRequest]]:
-        yield (
-            "lm_head",
-            None,
-            GemmRequest(
-                n=shard.vocab_rows,
-                k=self.config.hidden_size,
-                dtype=self.precision.dtype,
-                out_dtype="float32",
-                weight_format=self.precision.weight_format(self.config, [head_tensor(self.config)]),
-                tokens=self._all_tokens,
-            ),
-        )
-        if shard.world_size > 1:
-            yield (
-                "lm_head_all_gather",
-                None,
-                self._collective("all_gather", shard, shard.vocab_rows),
-            )
+            width, dtype = self.config.hidden_size, self.precision.dtype
+            yield name, self.family.collective("all_reduce", width, dtype)
