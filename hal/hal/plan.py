@@ -52,6 +52,19 @@ class OpSite:
             return (self.site,)
         return tuple(self.site.replace("*", str(layer)) for layer in self.layers)
 
+    def label(self) -> str:
+        """The name with its layers for people: "layers.0–2,4.attention"; of many, the ends."""
+        runs: list[list[int]] = []
+        for layer in self.layers:
+            if runs and layer == runs[-1][-1] + 1:
+                runs[-1] = [runs[-1][0], layer]
+            else:
+                runs.append([layer])
+        texts = ["–".join(map(str, run)) for run in runs]
+        if len(texts) > 6:
+            texts[3:-1] = ["…"]
+        return self.site.replace("*", ",".join(texts))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOp:

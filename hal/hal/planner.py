@@ -69,7 +69,8 @@ def plan_ops(
     _check_use(inputs)
     planned: list[PlannedOp] = []
     violations: list[Violation] = []
-    for site in inputs.sites:
+    sites = [part for site in inputs.sites for part in _split_by_waivers(inputs, site)]
+    for site in sites:
         try:
             ops, problems = _plan_site(inputs, site)
         except UnservedRequestError as error:
@@ -84,7 +85,7 @@ def plan_ops(
     if violations and is_strict:
         raise violation_error(f"{inputs.device.name} ({inputs.device.device_id})", violations)
     inputs.waivers.check_after_planning(
-        [(s, site.request) for site in inputs.sites for s in site.names()]
+        [(name, site.request) for site in sites for name in site.names()]
     )
     return PlannedOps(ops=planned, violations=violations)
 
@@ -107,6 +108,18 @@ def _check_use(inputs: PlanInputs) -> None:
             )
 
 
+def _split_by_waivers(inputs: PlanInputs, site: OpSite) -> list[OpSite]:
+    """The parts of a site whose layers are covered by the same waivers, decided one by one: what is
+    allowed in one layer is not allowed in the others, and not used there."""
+    layers_of: dict[tuple[int, ...], list[int]] = {}
+    for layer, name in zip(site.layers, site.names(), strict=False):
+        covering = inputs.waivers.covering(site.request, name, inputs.device)
+        layers_of.setdefault(covering, []).append(layer)
+    if len(layers_of) < 2:
+        return [site]
+    return [replace(site, layers=tuple(layers)) for layers in layers_of.values()]
+
+
 def _unserved(site: OpSite, error: UnservedRequestError) -> Violation:
     return Violation(
         site=site.site,
@@ -119,8 +132,9 @@ def _unserved(site: OpSite, error: UnservedRequestError) -> Violation:
 
 def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[Violation]]:
     request = site.request
+    name = site.names()[0]  # the waivers cover all of them or none
     candidates = inputs.candidates(request.op, inputs.device)
-    semantic = inputs.waivers.find(request, site.site, inputs.device, kind="semantic")
+    semantic = inputs.waivers.find(request, name, inputs.device, kind="semantic")
     asked = SelectionRules(
         explicit=inputs.use, allowed_semantics=inputs.allowed_semantics, policy=inputs.policy
     )
@@ -134,13 +148,13 @@ def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[
     for tokens, decision in decide_ranges(request, choose, is_weighted=_is_weighted(site)):
         waivers: list[Waiver | None] = []
         if not all(asked.allows(note) for note in decision.semantic_notes):
-            waivers.append(inputs.waivers.match(request, site.site, inputs.device, "semantic"))
+            waivers.append(inputs.waivers.match(request, name, inputs.device, "semantic"))
         if decision.lost is not None:
-            waivers.append(inputs.waivers.match(request, site.site, inputs.device, "tier"))
+            waivers.append(inputs.waivers.match(request, name, inputs.device, "tier"))
             if waivers[-1] is None:
                 problems.append(
                     Violation(
-                        site=site.site,
+                        site=site.site if site in inputs.sites else site.label(),
                         label=request.label,
                         tokens=str(tokens),
                         text=decision.lost.describe(decision.choice),

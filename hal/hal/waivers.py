@@ -4,7 +4,7 @@ A waiver file is TOML with one `[[waiver]]` table each:
 
     [[waiver]]
     op = "attention.decode"            # glob over the op, or op.phase
-    component = "model.layers.*.attn"  # glob over the call site
+    component = "layers.*.attention"   # glob over the call site; layers.3.attention is one layer
     device = "cpu:*"                   # glob over device id, arch or name
     kind = "tier"                      # or "semantic"
     reason = "the fast kernel lacks head_dim 80, see our ticket 12"
@@ -94,10 +94,8 @@ class WaiverBook:
     def match(
         self, request: OpRequest, site: str, device: DeviceSpec, kind: WaiverKind
     ) -> Waiver | None:
-        """The first waiver of that kind that covers the call, marked as used; None if none does.
-
-        `site` may have "*" for the layer number; then only a glob that covers all layers does.
-        """
+        """The first waiver of that kind that covers the call site, marked as used; None if none
+        does."""
         return self._look(request, site, device, kind, is_use=True)
 
     def find(
@@ -119,6 +117,14 @@ class WaiverBook:
                     self._used.add(index)
                 found = waiver
         return found
+
+    def covering(self, request: OpRequest, site: str, device: DeviceSpec) -> tuple[int, ...]:
+        """Which waivers cover the call site. Sites with equal answers can be decided together."""
+        return tuple(
+            index
+            for index, waiver in enumerate(self.waivers)
+            if waiver.covers_device(device) and waiver.covers_site(request, site)
+        )
 
     def check_after_planning(self, sites: Sequence[tuple[str, OpRequest]]) -> None:
         """Judge the waivers for the planned device once every call site is decided.
@@ -143,7 +149,7 @@ class WaiverBook:
     def _unused(self, index: int, sites: Sequence[tuple[str, OpRequest]]) -> WaiverError:
         waiver = self.waivers[index]
         if any(waiver.covers_site(request, site) for site, request in sites):
-            found = "its calls have the best tier without it"
+            found = self._why_not_needed(index, sites)
         else:
             names = {site for site, _ in sites} | {request.label for _, request in sites}
             wanted = waiver.component if "*" not in waiver.component else waiver.op
@@ -152,8 +158,17 @@ class WaiverBook:
             self._who(index),
             "a waiver that is needed",
             found,
-            "remove it from the file" if "best tier" in found else "correct it or remove it",
+            "correct it or remove it" if "no call site" in found else "remove it from the file",
         )
+
+    def _why_not_needed(self, index: int, sites: Sequence[tuple[str, OpRequest]]) -> str:
+        waiver = self.waivers[index]
+        covered = [(s, request) for s, request in sites if waiver.covers_site(request, s)]
+        for other in sorted(self._used):
+            earlier = self.waivers[other]
+            if earlier.kind == waiver.kind and any(earlier.covers_site(r, s) for s, r in covered):
+                return f"waiver {other + 1}, which comes before it, allows its calls"
+        return "its calls have the best tier without it"
 
     def _who(self, index: int) -> str:
         waiver = self.waivers[index]

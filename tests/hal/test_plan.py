@@ -525,6 +525,57 @@ def test_a_waiver_broader_than_it_says_is_an_error(inputs: GetInputs, poor: Any)
     assert make_plan(inputs(offered=ok, waivers=enough)).ops[0].waiver is not None
 
 
+def test_waivers_for_single_layers_together_allow_all_of_them(inputs: GetInputs, poor: Any) -> None:
+    ok = poor | {"attention": [dataclasses.replace(poor["attention"][0], tier=Tier.TUNED)]}
+    first, second = waiver(component='"layers.0.qkv"'), waiver(component='"layers.[1-9].qkv"')
+    book = parse_waivers("\n".join([first, second]), "w.toml")
+    plan = make_plan(inputs(offered=ok, waivers=book))
+    assert [(op.site.label(), op.waiver is not None) for op in plan.ops[:2]] == [
+        ("layers.0.qkv", True),
+        ("layers.1.qkv", True),
+    ]
+    assert len(plan.waivers_in_use()) == 2
+    # A waiver for one layer leaves the others to be allowed, and the error says which.
+    with pytest.raises(PlanError) as raised:
+        make_plan(inputs(offered=ok, waivers=parse_waivers(first, "w.toml")))
+    assert "layers.1.qkv (gemm, 1-64 tokens): toy.gemm.ok is tuned" in raised.value.found
+    assert "layers.0.qkv" not in raised.value.found
+    rest = filled_in(raised.value.remedy[raised.value.remedy.index("[[waiver]]") :])
+    both = parse_waivers("\n".join([first, rest]), "w.toml")
+    assert len(make_plan(inputs(offered=ok, waivers=both)).waivers_in_use()) == 2
+    turned = parse_waivers("\n".join([rest, first]), "w.toml")
+    with pytest.raises(WaiverError, match="waiver 1, which comes before it, allows its calls"):
+        make_plan(inputs(offered=ok, waivers=turned))
+
+
+def test_a_change_of_meaning_is_made_in_the_waived_layer_only(
+    candidate: Any, inputs: GetInputs, offers: Any, sites: list[OpSite]
+) -> None:
+    long = [dataclasses.replace(s, layers=(0, 1, 2, 3, 5) if s.layers else ()) for s in sites]
+    gemms = [candidate("odd", Tier.NATIVE, us=1.0, notes=["bf16_math"]), *offers["gemm"]]
+    book = parse_waivers(waiver(kind='"semantic"', component='"layers.2.qkv"'), "w.toml")
+    plan = make_plan(inputs(sites=long, offered=offers | {"gemm": gemms}, waivers=book))
+    chosen = {
+        name: op.choice.name
+        for op in plan.ops
+        if op.site.request.op == "gemm" and op.tokens.low <= 4 <= op.tokens.high
+        for name in op.site.names()
+    }
+    assert chosen == {
+        "layers.0.qkv": "toy.gemm.small",
+        "layers.1.qkv": "toy.gemm.small",
+        "layers.2.qkv": "odd",
+        "layers.3.qkv": "toy.gemm.small",
+        "layers.5.qkv": "toy.gemm.small",
+    }
+    labels = {op.site.label() for op in plan.ops if op.site.request.op == "gemm"}
+    assert labels == {"layers.0–1,3,5.qkv", "layers.2.qkv"}
+    many = OpSite(site="layers.*.x", request=sites[0].request, layers=tuple(range(0, 40, 2)))
+    assert many.label() == "layers.0,2,4,…,38.x"
+    # Nothing but the waiver splits a site.
+    assert len(make_plan(inputs(sites=long)).ops) == len(make_plan(inputs()).ops)
+
+
 def test_a_semantic_waiver_allows_the_change_and_is_shown(
     candidate: Any, inputs: GetInputs, offers: Any
 ) -> None:

@@ -88,11 +88,7 @@ def _bound(op: PlannedOp) -> str:
 
 
 def _site_label(op: PlannedOp) -> str:
-    layers = op.site.layers
-    label = op.site.site
-    if layers:
-        number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-        label = label.replace("*", number)
+    label = op.site.label()
     phase = op.site.request.phase
     return label if phase == "any" else f"{label} ({phase})"
 
