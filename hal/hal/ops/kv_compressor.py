@@ -25,7 +25,8 @@ class KvCompressorRequest(OpRequest):
     """kv, gate [T, W] of the new tokens -> entries [N, head_dim] of the windows that they complete.
 
     W is head_dim, or 2 * head_dim where overlapping. Windows that are open at the end of a step
-    live in a state in float32. Raises RequestError if inconsistent.
+    live in a state in float32. has_norm False (GLM-5.3-Flash) leaves out the norm. Raises
+    RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "kv_compressor"
@@ -34,6 +35,7 @@ class KvCompressorRequest(OpRequest):
     head_dim: int
     is_overlapping: bool
     dtype: str
+    has_norm: bool = True
 
     def __post_init__(self) -> None:
         require("kv_compressor request", *positive(ratio=self.ratio, head_dim=self.head_dim))
@@ -67,18 +69,26 @@ class CompressorMetadata:
 def reference(
     request: KvCompressorRequest,
     *,
-    norm_weight: torch.Tensor,
-    eps: float,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
     position_bias: torch.Tensor | None = None,
 ) -> Callable[..., torch.Tensor]:
     """Golden pooling: kernel(kv, gate, state, meta) -> entries [N, head_dim], in float32 (float64
     for float64 kv); the state is brought up to date in place.
 
-    norm_weight: [head_dim]. position_bias: [ratio, W], added to the gate of a token by its place in
-    its window. state: floating [slots, state_rows, 2, W], row p % state_rows holds kv and biased
-    gate of position p. Rotation and storage of the entries are ops of their own.
+    norm_weight: [head_dim], where the request has a norm. position_bias: [ratio, W], added to the
+    gate of a token by its place in its window. state: floating [slots, state_rows, 2, W], row
+    p % state_rows holds kv and biased gate of position p. Rotation and storage of the entries are
+    ops of their own.
+    Raises ValueError if a norm_weight is given and the request has no norm, or the reverse.
     """
     import torch
+
+    if (norm_weight is not None) != request.has_norm:
+        raise ValueError(
+            f"kv_compressor: required a norm_weight as has_norm={request.has_norm} says, "
+            f"found {'none' if norm_weight is None else list(norm_weight.shape)}"
+        )
 
     def kernel(
         kv: torch.Tensor, gate: torch.Tensor, state: torch.Tensor, meta: CompressorMetadata
@@ -103,8 +113,10 @@ def reference(
         if not entries:
             return kv.new_empty((0, request.head_dim))
         pooled = torch.stack(entries)
-        variance = pooled.square().mean(dim=-1, keepdim=True)
-        return (pooled * torch.rsqrt(variance + eps) * norm_weight.to(dtype)).to(kv.dtype)
+        if norm_weight is not None:
+            variance = pooled.square().mean(dim=-1, keepdim=True)
+            pooled = pooled * torch.rsqrt(variance + eps) * norm_weight.to(dtype)
+        return pooled.to(kv.dtype)
 
     return kernel
 
