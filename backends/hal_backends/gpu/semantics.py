@@ -23,6 +23,10 @@ REQUANTIZED_BLOCKS = SemanticNote(
     name="requantized_fp8_blocks",
     text="weights with one power of two per 32 values are requantised to 128x128 blocks: lossy",
 )
+SCALES_TO_POWERS_OF_TWO = SemanticNote(
+    name="scales_to_powers_of_two",
+    text="float32 scales of weights and activations are rounded up to powers of two",
+)
 INT8_KV = SemanticNote(
     name="int8_kv_for_fp8",
     text="cached rows are stored in int8 where the request says FP8",
