@@ -15,6 +15,7 @@ from hal_engine.checkpoint.opening import open_checkpoint
 from hal_engine.checkpoint.tensors import verify_checkpoint
 from hal_engine.models.decoder import build_decoder
 from hal_engine.planning import PlannedModel
+from hal_engine.runnable import check_runnable
 from hal_engine.runner import LocalRunner
 from hal_engine.shards import shard_model
 from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_workers
@@ -72,6 +73,7 @@ def build_rank(
 ) -> tuple[LocalRunner, BoundOps]:
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
+    check_runnable(config)
     ops = ops or BoundOps(planned.plan, rank)
     shard = shard_model(config, rank, options.tp)
     checkpoint = open_checkpoint(config)

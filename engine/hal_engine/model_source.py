@@ -1,4 +1,8 @@
-"""From the MODEL a user names to the path of a model."""
+"""From the MODEL a user names to the path of a model.
+
+MODEL is a path if something is there or if it has a slash or a known ending; any other word is the
+name of a preset. What exists wins, so a folder named like a preset is that folder.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import difflib
 from pathlib import Path
 
 from hal.errors import UserError
+from hal_engine.presets import load_presets, preset_of
 
 
 class ModelNotFoundError(UserError, ValueError):
@@ -13,7 +18,7 @@ class ModelNotFoundError(UserError, ValueError):
 
 
 def resolve_model(model: str | Path) -> Path:
-    """Path of a Hugging Face folder or a .gguf file.
+    """Path of a Hugging Face folder, a .gguf file, or the configuration of a preset.
 
     A folder without config.json but with exactly one .gguf file is that file. Nothing is
     downloaded. Raises ModelNotFoundError.
@@ -29,9 +34,12 @@ def resolve_model(model: str | Path) -> Path:
         return _file(path)
     if is_folder:
         return _folder(path)
+    preset = load_presets().get(str(model))
+    if preset is not None and not path.is_symlink():
+        return preset.path
     raise ModelNotFoundError(
-        f"MODEL {str(model)!r}: required a folder with config.json and *.safetensors, or a .gguf "
-        f"file, found {_what_is_there(path)}"
+        f"MODEL {str(model)!r}: required a folder with config.json and *.safetensors, a .gguf "
+        f"file, or the name of a preset (`hal models`), found {_what_is_there(path)}"
     )
 
 
@@ -40,6 +48,8 @@ def _file(path: Path) -> Path:
         return path
     if path.name == "config.json":
         return path.parent
+    if preset_of(path) is not None:
+        return path
     raise ModelNotFoundError(
         f"MODEL {str(path)!r}: required a .gguf file or a folder, found a {path.suffix or 'plain'} "
         "file; for safetensors give the folder they are in"
@@ -71,7 +81,7 @@ def _what_is_there(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    """The nearest name beside the missing one, or where a model can be had."""
+    """The nearest name beside the missing one or of a preset, or where a model can be had."""
     parent = path.parent
     try:
         names = [entry.name for entry in parent.iterdir()]
@@ -80,4 +90,7 @@ def _hint(path: Path) -> str:
     nearest = difflib.get_close_matches(path.name, names, n=1)
     if nearest:
         return f"; did you mean {str(parent / nearest[0])!r}?"
+    named = difflib.get_close_matches(path.name.lower(), load_presets(), n=1)
+    if named:
+        return f"; did you mean the preset {named[0]!r}?"
     return "; `python -m hal_engine.fetch_smollm2 models` fetches a small model to begin with"

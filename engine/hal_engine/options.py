@@ -37,7 +37,10 @@ class EngineOptions(BaseModel):
         default=512, ge=16, le=1 << 20, description="tokens of one step"
     )
     max_num_seqs: int = Field(default=32, ge=1, le=4096, description="sequences of one step")
-    block_size: Literal[16, 32, 64] = Field(default=16, description="tokens of a KV block")
+    block_size: Literal[0, 16, 32, 64, 128, 256] = Field(
+        default=0,
+        description="tokens of a KV block; 0: 64 for latent and compressed caches, else 16",
+    )
     num_blocks: int = Field(
         default=0, ge=0, le=1 << 24, description="KV blocks; 0: from the free memory"
     )

@@ -20,10 +20,14 @@ from hal.waivers import WaiverBook
 from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
 from hal_engine.models.accounting import kv_bytes_per_token
+from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
 from hal_engine.options import EngineOptions
+from hal_engine.plan_notes import model_notes
 from hal_engine.precision import Precision, resolve_precision
+from hal_engine.runnable import check_runnable
+from hal_engine.sparse_choice import allow_dense_attention, check_sparse_off
 
 # Longer contexts than this are served on request only: their KV cache would take the memory.
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -50,31 +54,48 @@ def plan_model(
     *,
     device: DeviceSpec | None = None,
     is_strict: bool = True,
+    must_run: bool = False,
 ) -> PlannedModel:
     """Plans `model` for a device of `registry`, or for `device`, which need not be here.
 
     is_strict: False makes a report, with its violations as data, instead of raising for them.
-    Raises ConfigError (the model), SelectionError and PlanError (an explicit choice that cannot
-    serve, lost fast paths), WaiverError, DeviceNotFoundError.
+    must_run: True for a plan that is to be executed, which not every model can be. Raises
+    ConfigError (the model), SelectionError and PlanError (a model that cannot run, an explicit
+    choice that cannot serve, lost fast paths), WaiverError, DeviceNotFoundError.
     """
     config = load_model_config(model)
+    if must_run:
+        check_runnable(config)
+    options = _with_block_size(options, config)
     if device is None:
         device = with_measurements(present_device(registry, options.device))
-    precision = resolve_precision(config, options.precision, options.kv_dtype, device.features)
+    precision = resolve_precision(
+        config, options.precision, options.kv_dtype, device.features, options.index_dtype
+    )
+    policy = registry.policy(device)
+    link = group_link_of(device, options.tp) if options.tp > 1 else None
+    is_dense = options.sparse_attention == "off"
+    if is_dense:
+        check_sparse_off(config, policy, device)
     limits = StepLimits(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         block_size=options.block_size,
+        attends_sparsely=not is_dense,
     )
+    sites = model_sites(config, precision, limits, options.tp, link or HOST_LINK)
+    notes = [*precision.notes, *model_notes(config, options.tp)]
+    if is_dense:
+        notes += allow_dense_attention(sites, device, waivers, options.allow_semantics)
     inputs = PlanInputs(
-        sites=model_sites(config, precision, limits, options.tp),
+        sites=sites,
         device=device,
-        policy=registry.policy(device),
+        policy=policy,
         candidates=registry.candidates,
         waivers=waivers,
         use=use or {},
         allowed_semantics=frozenset(options.allow_semantics),
-        link=group_link_of(device, options.tp) if options.tp > 1 else None,
+        link=link,
     )
     max_model_len = options.max_model_len or min(
         config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
@@ -84,7 +105,7 @@ def plan_model(
         model=_model_summary(config),
         settings=_settings_summary(options, precision, max_model_len, use or {}),
         kv_bytes_per_token=kv_bytes_per_token(config, precision),
-        notes=[*precision.notes, *_failed_plugins(registry)],
+        notes=[*notes, *_failed_plugins(registry)],
         versions=_versions(),
         world_size=options.tp,
         steps=_steps(options),
@@ -99,6 +120,14 @@ def plan_model(
         plan=plan,
         max_model_len=max_model_len,
     )
+
+
+def _with_block_size(options: EngineOptions, config: ModelConfig) -> EngineOptions:
+    """Kernels for packed rows want pages of 64; the CPU's are measured with 16."""
+    if options.block_size:
+        return options
+    is_packed = config.mla is not None or config.compressed is not None
+    return options.model_copy(update={"block_size": 64 if is_packed else 16})
 
 
 def _steps(options: EngineOptions) -> list[Step]:

@@ -39,7 +39,7 @@ def open_engine(
     chosen = EngineOptions.model_validate(options)
     registry = registry or load_backends()
     book = load_waivers(waivers) if waivers else WaiverBook()
-    planned = plan_model(resolve_model(model), chosen, registry, book, use)
+    planned = plan_model(resolve_model(model), chosen, registry, book, use, must_run=True)
     return start_engine(planned, registry, use=use, waivers=waivers, progress=progress)
 
 

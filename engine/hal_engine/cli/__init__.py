@@ -1,10 +1,11 @@
-"""The engine's commands: plan, serve, audit."""
+"""The engine's commands: plan, models, serve, audit."""
 
 from __future__ import annotations
 
 import typer
 
 from hal_engine.cli.audit import audit
+from hal_engine.cli.models import models
 from hal_engine.cli.plan import plan
 from hal_engine.cli.serve import serve
 
@@ -12,5 +13,6 @@ from hal_engine.cli.serve import serve
 def register_commands(cli: typer.Typer) -> None:
     """Adds them to `hal`."""
     cli.command()(plan)
+    cli.command()(models)
     cli.command()(serve)
     cli.command()(audit)

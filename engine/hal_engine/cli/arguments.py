@@ -19,7 +19,11 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
 
 Model = Annotated[
-    str, typer.Argument(help="A Hugging Face folder (config.json, safetensors) or a .gguf file.")
+    str,
+    typer.Argument(
+        help="A Hugging Face folder (config.json, safetensors), a .gguf file, or, for plans, the "
+        "name of a preset (`hal models`)."
+    ),
 ]
 Precision = Annotated[
     str | None,
@@ -121,7 +125,12 @@ def plan_session(session: Session) -> tuple[PlannedModel, BackendRegistry]:
     """Loads the back-ends and plans for a device that is here. Raises what they raise."""
     backends = load_session_backends(session)
     planned = plan_model(
-        session.model, session.options, backends.registry, backends.waivers, backends.use
+        session.model,
+        session.options,
+        backends.registry,
+        backends.waivers,
+        backends.use,
+        must_run=True,
     )
     return planned, backends.registry
 

@@ -39,7 +39,7 @@ def compressed_sites(
     if attention.compresses(layer):
         yield from _compressor(parts, layer, attention)
     indexer = parts.config.indexer
-    if indexer is not None and layer in indexer.layers:
+    if indexer is not None and layer in indexer.layers and parts.limits.attends_sparsely:
         yield from _indexer(parts, layer, attention, indexer)
     for phase in PHASES:
         yield (
@@ -67,7 +67,7 @@ def compressed_sites(
 def _listed_keys(parts: SiteParts, layer: int, attention: CompressedAttentionConfig) -> int:
     """Compressed rows that an indexer lists for a query; 0 where all of them are read."""
     indexer, ratio = parts.config.indexer, attention.ratios[layer]
-    if indexer is None or not ratio:
+    if indexer is None or not ratio or not parts.limits.attends_sparsely:
         return 0
     is_listed = layer in indexer.layers or attention.sources[layer] != layer
     return indexer.top_k if is_listed else 0

@@ -1,0 +1,40 @@
+"""What a plan says about a model beside its ops: what is left out, chosen, or not verified."""
+
+from __future__ import annotations
+
+from hal_engine.config import ModelConfig
+from hal_engine.presets import preset_of
+
+
+def model_notes(config: ModelConfig, world_size: int) -> list[str]:
+    """Remarks for people, in the order in which they matter."""
+    notes: list[str] = []
+    preset = preset_of(config.source)
+    if preset is not None and preset.is_unverified:
+        notes.append(f"sizes of {preset.name} are unverified: {preset.note}")
+    if not config.is_runnable:
+        notes.append(f"the engine has no layers of {config.family} yet: this is a plan only")
+    if config.num_draft_layers:
+        notes.append(f"{config.num_draft_layers} layer(s) for speculative decoding are not planned")
+    if config.mla is not None:
+        notes.append(
+            "latent attention is planned absorbed, for prompts too; kv_b_proj is held in the "
+            "activations' dtype"
+        )
+    if world_size > 1:
+        notes += _sharing_notes(config, world_size)
+    return notes
+
+
+def _sharing_notes(config: ModelConfig, world_size: int) -> list[str]:
+    notes: list[str] = []
+    if config.moe is not None:
+        notes.append(
+            f"experts are cut by width: each of {world_size} ranks holds a part of every expert "
+            "and routes all tokens; expert parallelism is not planned"
+        )
+    if config.mla is not None or config.compressed is not None:
+        notes.append("each rank keeps the whole cache and runs the whole indexer")
+    if config.engram is not None:
+        notes.append("Engram tables are cut by hash head, in device memory")
+    return notes
