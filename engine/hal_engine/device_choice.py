@@ -49,11 +49,12 @@ def parse_software(assignments: Sequence[str]) -> dict[str, str]:
 def present_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:
     """The device of this host that is asked for, or the only one that is not a CPU, or the CPU.
 
-    Raises DeviceNotFoundError if there is none, or several and none was named.
+    A second way to the silicon of another device is used only where it is named. Raises
+    DeviceNotFoundError if there is none, or several and none was named.
     """
     if device_id:
         return registry.describe(device_id)
-    specs = [registry.describe(device.device_id) for device in registry.devices]
+    specs = _distinct_silicon(registry)
     accelerators = [spec for spec in specs if spec.torch_device != "cpu"]
     choices = accelerators or specs
     if len(choices) == 1:
@@ -92,7 +93,7 @@ def present_group(registry: BackendRegistry) -> tuple[DeviceSpec, int]:
 
     Raises DeviceNotFoundError if they are not of one kind: a group plan is for equal devices.
     """
-    specs = [registry.describe(device.device_id) for device in registry.devices]
+    specs = _distinct_silicon(registry)
     specs = [spec for spec in specs if spec.torch_device != "cpu"] or specs
     kinds = {(spec.backend, spec.arch, spec.name, spec.memory_bytes) for spec in specs}
     if len(kinds) != 1:
@@ -103,3 +104,10 @@ def present_group(registry: BackendRegistry) -> tuple[DeviceSpec, int]:
             "name one with --device",
         )
     return specs[0], len(specs)
+
+
+def _distinct_silicon(registry: BackendRegistry) -> list[DeviceSpec]:
+    """Every device but those that say that they are the silicon of another one that is here."""
+    specs = [registry.describe(device.device_id) for device in registry.devices]
+    present = {spec.device_id for spec in specs}
+    return [spec for spec in specs if spec.attributes.get("same_silicon_as") not in present]

@@ -50,7 +50,9 @@ class DeviceSpec:
     unverified_features: what only an unverified source claims; they never serve, and a candidate
     that needs one says so. peak_flops: dense FLOP/s (OP/s for integers) by dtype, only where known.
     memory_bandwidth: bytes per second of reads. software: distribution -> version of what is
-    installed beside the device and decides what can run.
+    installed beside the device and decides what can run. attributes: further facts, units in their
+    names; "same_silicon_as" is the id of another plug-in's device that is the same hardware, so
+    that this one is used only where it is named.
     """
 
     device_id: str

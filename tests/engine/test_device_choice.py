@@ -1,11 +1,20 @@
-"""Groups, counts and software as a user writes them."""
+"""Groups, counts and software as a user writes them; which device is meant by none."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hal.errors import SettingsError
-from hal_engine.device_choice import parse_count, parse_group, parse_software
+from hal.device import DeviceSpec
+from hal.errors import DeviceNotFoundError, SettingsError
+from hal_engine.device_choice import (
+    parse_count,
+    parse_group,
+    parse_software,
+    present_device,
+    present_group,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +53,55 @@ def test_software_is_named_with_its_version() -> None:
     for bad in (["flash-attn"], ["=1"], ["a="], ["a=1", "a=2"]):
         with pytest.raises(SettingsError, match="NAME=VERSION"):
             parse_software(bad)
+
+
+class _Registry:
+    """A registry that knows specs only."""
+
+    def __init__(self, *specs: DeviceSpec) -> None:
+        self._specs = {spec.device_id: spec for spec in specs}
+        self.devices = specs
+
+    def describe(self, device_id: str) -> DeviceSpec:
+        return self._specs[device_id]
+
+
+def _spec(device_id: str, torch_device: str = "cpu", **attributes: str) -> DeviceSpec:
+    backend = device_id.partition(":")[0]
+    return DeviceSpec(
+        device_id=device_id,
+        vendor=backend,
+        backend=backend,
+        name=device_id,
+        arch="",
+        torch_device=torch_device,
+        attributes=attributes,
+    )
+
+
+def test_a_second_way_to_the_same_silicon_is_used_only_where_it_is_named() -> None:
+    registry: Any = _Registry(_spec("cpu:0"), _spec("opencl:0", same_silicon_as="cpu:0"))
+    assert present_device(registry, "").device_id == "cpu:0"
+    assert present_device(registry, "opencl:0").device_id == "opencl:0"
+    spec, count = present_group(registry)
+    assert (spec.device_id, count) == ("cpu:0", 1)
+
+
+def test_the_only_way_to_a_silicon_is_used() -> None:
+    registry: Any = _Registry(_spec("opencl:0", same_silicon_as="cpu:0"))
+    assert present_device(registry, "").device_id == "opencl:0"
+
+
+def test_devices_of_their_own_silicon_are_not_told_apart() -> None:
+    registry: Any = _Registry(_spec("cpu:0"), _spec("opencl:0"))
+    with pytest.raises(DeviceNotFoundError, match="cpu:0, opencl:0"):
+        present_device(registry, "")
+
+
+def test_a_way_to_an_accelerator_does_not_hide_it() -> None:
+    registry: Any = _Registry(
+        _spec("cpu:0"),
+        _spec("cuda:0", torch_device="cuda:0"),
+        _spec("opencl:0", same_silicon_as="cuda:0"),
+    )
+    assert present_device(registry, "").device_id == "cuda:0"
