@@ -57,7 +57,7 @@ def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
 RULES = FamilyRules(
     backend="amd",
     family="amd",
-    vendor="amd",
+    vendor="AMD",
     hardware="AMD GPU",
     pci_vendor="0x1002",
     torch_device="cuda",

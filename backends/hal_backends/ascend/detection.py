@@ -41,6 +41,12 @@ _SOC_MODELS = {
     255: "Ascend910_9362",
 }
 _GENERATIONS = {"0xd801": "910", "0xd802": "910B", "0xd803": "910C", "0xd500": "310P"}
+_ARCHITECTURES = {
+    "910": "ascend-910a",
+    "910B": "ascend-910b",
+    "910C": "ascend-910c",
+    "310P": "ascend-310p",
+}
 _NAME_ROW = re.compile(r"^\|\s*(\d+)\s+((?:Ascend)?\d{3}[\w-]*|Ascend\w*)\s*\|\s*([^|]*)\|")
 _CHIP_ROW = re.compile(r"^\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*([0-9A-Fa-f:.]+)\s*\|([^|]*)\|")
 _MEMORY = re.compile(r"(\d+)\s*/\s*(\d+)")
@@ -98,6 +104,9 @@ def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
         )
     if model:
         found["name"] = model
+    series = generation or (_generation(model) if model else "")
+    if series in _ARCHITECTURES:
+        found["arch"] = _ARCHITECTURES[series]
     return found
 
 
@@ -122,7 +131,7 @@ def _generation(model: str) -> str:
 RULES = FamilyRules(
     backend="ascend",
     family="ascend",
-    vendor="huawei",
+    vendor="Huawei",
     hardware="Ascend NPU",
     pci_vendor="0x19e5",
     torch_device="npu",

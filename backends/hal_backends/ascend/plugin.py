@@ -2,4 +2,4 @@
 
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
-plugin = AcceleratorPlugin("ascend", "huawei")
+plugin = AcceleratorPlugin("ascend", "Huawei")

@@ -24,7 +24,7 @@ def _is_accelerator(function: PciFunction) -> bool:
 RULES = FamilyRules(
     backend="cambricon",
     family="cambricon",
-    vendor="cambricon",
+    vendor="Cambricon",
     hardware="Cambricon MLU",
     pci_vendor="0xcabc",
     torch_device="mlu",

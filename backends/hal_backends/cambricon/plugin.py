@@ -2,4 +2,4 @@
 
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
-plugin = AcceleratorPlugin("cambricon", "cambricon")
+plugin = AcceleratorPlugin("cambricon", "Cambricon")

@@ -47,13 +47,23 @@ def identify(host: HostProbe, rules: FamilyRules, card: Card, database: Database
         else ()
     )
     by_pci = tuple(profile for profile in by_pci if profile.family == rules.family)
-    by_name = {p.id: p for name in names for p in database.by_name(rules.family, name)}
+    by_name = {p.id: p for name in names for p in _named(rules, name, database)}
     profile, basis = _product(rules, sighting, by_pci, by_name, names, _memory(sighting, details))
     arch = profile.arch if profile is not None else _shared_arch(by_pci, by_name)
     arch = _checked_arch(rules, sighting, arch, details.get("arch", ""), database)
     name = profile.name if profile is not None else (names[0] if names else "")
     name = name or f"{rules.hardware} {sighting.function.id}"
     return Identity(profile=profile, arch=arch, name=name, basis=basis, details=details)
+
+
+def _named(rules: FamilyRules, name: str, database: Database) -> Sequence[DeviceProfile]:
+    """The products that report a name, or that have it: `refine` may know the product itself."""
+    reported = database.by_name(rules.family, name)
+    return reported or [
+        profile
+        for profile in database.devices.values()
+        if profile.family == rules.family and profile.name == name
+    ]
 
 
 def _names(sighting: Sighting, details: Mapping[str, str]) -> list[str]:
@@ -79,7 +89,8 @@ def _product(
 ) -> tuple[DeviceProfile | None, str]:
     function = sighting.function
     if by_pci and by_name:
-        both = [profile for profile in by_pci if profile.id in by_name]
+        # The product as such, not the variant that the PCI id may stand for: its name says so.
+        both = [by_name[profile.id] for profile in by_pci if profile.id in by_name]
         if not both:
             raise DetectionError(
                 f"{rules.hardware} {function.address}",

@@ -53,18 +53,17 @@ def node_findings(
     if not rule.pattern:
         shown = ", ".join(rule.control)
         return {f.address: NodeFinding(access=Access.GIVEN, nodes=shown) for f in functions}
+    known = {f.address: rule.node_of(host, f) if rule.node_of else "" for f in functions}
     found = {}
-    unknown = []
-    for function in functions:
-        node = rule.node_of(host, function) if rule.node_of else ""
+    for address, node in known.items():
         if node:
             access = Access.GIVEN if host.exists(node) else Access.NOT_GIVEN
             shown = node if access is Access.GIVEN else f"{node} missing"
-            found[function.address] = NodeFinding(access=access, nodes=shown)
-        else:
-            unknown.append(function)
+            found[address] = NodeFinding(access=access, nodes=shown)
+    unknown = [function for function in functions if not known[function.address]]
     if unknown:
-        found |= _by_number(host, rule, unknown, listed, hardware)
+        nodes = [node for node in card_nodes(host, rule) if node not in known.values()]
+        found |= _by_number(rule, unknown, nodes, listed, hardware)
     return found
 
 
@@ -74,24 +73,28 @@ def card_nodes(host: HostProbe, rule: NodeRule) -> list[str]:
     return [f"{rule.folder}/{name}" for name in sorted(names, key=_by_digits)]
 
 
+def _readable(pattern: str) -> str:
+    """A pattern as people write it: "nvidia\\d+" as "nvidiaN"."""
+    return pattern.replace(r"\d+", "N").replace(r"\.?", ".")
+
+
 def _by_digits(name: str) -> tuple[int, str]:
     return int("0" + "".join(re.findall(r"\d+", name))[-9:]), name
 
 
 def _by_number(
-    host: HostProbe,
     rule: NodeRule,
     functions: Sequence[PciFunction],
+    nodes: Sequence[str],
     listed: Collection[str],
     hardware: str,
 ) -> dict[str, NodeFinding]:
-    nodes = card_nodes(host, rule)
-    looked_for = f"{rule.folder}/{rule.pattern}"
+    """From the nodes that are no known card's: enough for all the others, none, or as listed."""
     if len(nodes) >= len(functions):
         shown = f"{nodes[0]} … {nodes[-1]}" if len(nodes) > 1 else "".join(nodes)
         return {f.address: NodeFinding(access=Access.GIVEN, nodes=shown) for f in functions}
     if not nodes:
-        shown = f"no {looked_for}"
+        shown = f"no {rule.folder}/{_readable(rule.pattern)} for it"
         return {f.address: NodeFinding(access=Access.NOT_GIVEN, nodes=shown) for f in functions}
     here = {function.address for function in functions} & set(listed)
     shown = ", ".join(nodes)

@@ -8,7 +8,7 @@ from hal_backends.detecting.tools import table_parser
 RULES = FamilyRules(
     backend="enflame",
     family="enflame",
-    vendor="enflame",
+    vendor="Enflame",
     hardware="Enflame GCU",
     pci_vendor="0x1e36",
     torch_device="gcu",

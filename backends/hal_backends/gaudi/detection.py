@@ -21,7 +21,7 @@ def _node_of(host: HostProbe, function: PciFunction) -> str:
 RULES = FamilyRules(
     backend="gaudi",
     family="intel-hpu",
-    vendor="intel",
+    vendor="Intel",
     hardware="Gaudi accelerator",
     pci_vendor="0x1da3",
     torch_device="hpu",

@@ -63,7 +63,7 @@ def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
 RULES = FamilyRules(
     backend="hygon",
     family="hygon",
-    vendor="hygon",
+    vendor="Hygon",
     hardware="Hygon DCU",
     pci_vendor="0x1d94",
     torch_device="cuda",

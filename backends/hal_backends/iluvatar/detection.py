@@ -9,7 +9,7 @@ from hal_backends.detecting.tools import table_parser
 RULES = FamilyRules(
     backend="iluvatar",
     family="iluvatar",
-    vendor="iluvatar",
+    vendor="Iluvatar CoreX",
     hardware="Iluvatar GPU",
     pci_vendor="0x1e3e",
     torch_device="cuda",

@@ -2,4 +2,4 @@
 
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
-plugin = AcceleratorPlugin("iluvatar", "iluvatar")
+plugin = AcceleratorPlugin("iluvatar", "Iluvatar CoreX")

@@ -48,7 +48,7 @@ def _is_accelerator(function: PciFunction) -> bool:
 RULES = FamilyRules(
     backend="intel_xpu",
     family="intel-xpu",
-    vendor="intel",
+    vendor="Intel",
     hardware="Intel GPU",
     pci_vendor="0x8086",
     torch_device="xpu",

@@ -2,4 +2,4 @@
 
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
-plugin = AcceleratorPlugin("intel_xpu", "intel")
+plugin = AcceleratorPlugin("intel_xpu", "Intel")

@@ -4,10 +4,12 @@ host's memory as the device's and is never asked for it."""
 
 from __future__ import annotations
 
+from hal.host import HostProbe
 from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
     NodeRule,
+    Sighting,
     SoftwareRule,
     Tool,
     VisibleRule,
@@ -27,10 +29,15 @@ def _is_accelerator(function: PciFunction) -> bool:
     return has_class(function, ("0x0780", "0x0b40", "0x12"))
 
 
+def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
+    name = sighting.tool.name if sighting.tool is not None else ""
+    return {"name": "Kunlunxin P800"} if name.startswith("P800") else {}
+
+
 RULES = FamilyRules(
     backend="kunlunxin",
     family="kunlunxin",
-    vendor="kunlunxin",
+    vendor="Kunlunxin",
     hardware="Kunlunxin XPU",
     pci_vendor="0x1d22",
     torch_device="cuda",
@@ -48,4 +55,5 @@ RULES = FamilyRules(
         packages=("xtorch-ops", "vllm-kunlun"),
     ),
     tools=(Tool(argv=("xpu-smi",), parse=_PARSE), Tool(argv=("xpu_smi",), parse=_PARSE)),
+    refine=_refine,
 )

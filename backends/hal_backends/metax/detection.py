@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hal.host import HostProbe
 from hal_backends.detecting.nodes import drm_render_node
 from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
     NodeRule,
+    Sighting,
     SoftwareRule,
     Tool,
     VisibleRule,
@@ -19,10 +21,17 @@ def _is_accelerator(function: PciFunction) -> bool:
     return has_class(function, ("0x03", "0x0b40", "0x12", "0xff"))
 
 
+def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
+    """mx-smi says "MetaX C550" or, before 2.2, "MXC550"; torch always says "MXC550"."""
+    name = sighting.tool.name if sighting.tool is not None else ""
+    model = name.removeprefix("MetaX ")
+    return {"name": model if model.startswith("MX") else f"MX{model}"} if name else {}
+
+
 RULES = FamilyRules(
     backend="metax",
     family="metax",
-    vendor="metax",
+    vendor="MetaX",
     hardware="MetaX GPU",
     pci_vendor="0x9999",
     torch_device="cuda",
@@ -58,4 +67,5 @@ RULES = FamilyRules(
             ),
         ),
     ),
+    refine=_refine,
 )

@@ -8,7 +8,7 @@ from hal_backends.detecting.tools import table_parser
 RULES = FamilyRules(
     backend="moore_threads",
     family="mthreads",
-    vendor="mthreads",
+    vendor="Moore Threads",
     hardware="Moore Threads GPU",
     pci_vendor="0x1ed5",
     torch_device="musa",

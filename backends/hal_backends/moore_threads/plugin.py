@@ -2,4 +2,4 @@
 
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
-plugin = AcceleratorPlugin("moore_threads", "mthreads")
+plugin = AcceleratorPlugin("moore_threads", "Moore Threads")

@@ -64,7 +64,7 @@ def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
 RULES = FamilyRules(
     backend="nvidia",
     family="nvidia",
-    vendor="nvidia",
+    vendor="NVIDIA",
     hardware="NVIDIA GPU",
     pci_vendor="0x10de",
     torch_device="cuda",

@@ -3,13 +3,29 @@ vendor id for them. The arrays of one card are devices of their own at one bus i
 
 from __future__ import annotations
 
-from hal_backends.detecting.rules import FamilyRules, NodeRule, SoftwareRule, Tool, VisibleRule
+from hal.host import HostProbe
+from hal_backends.detecting.rules import (
+    FamilyRules,
+    NodeRule,
+    Sighting,
+    SoftwareRule,
+    Tool,
+    VisibleRule,
+)
 from hal_backends.detecting.tools import table_parser
+
+_T1_MEMORY_BYTES = 16 << 30  # of each of its four arrays; later cards share the name, not the size
+
+
+def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
+    is_t1 = sighting.tool is not None and 0 < sighting.tool.memory_bytes <= _T1_MEMORY_BYTES
+    return {"name": "Tecorigin T1"} if is_t1 else {}
+
 
 RULES = FamilyRules(
     backend="tecorigin",
     family="tecorigin",
-    vendor="tecorigin",
+    vendor="Tecorigin",
     hardware="Tecorigin accelerator",
     pci_vendor="",
     torch_device="sdaa",
@@ -33,4 +49,5 @@ RULES = FamilyRules(
             ),
         ),
     ),
+    refine=_refine,
 )
