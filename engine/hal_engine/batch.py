@@ -29,7 +29,7 @@ class ScheduledSequence:
 
     seq_id: int
     token_ids: list[int]
-    start: int  # tokens of this sequence that are already in the KV cache
+    start: int  # tokens before these; in the KV cache, or written by others of this very batch
     block_ids: list[int]
     logits: LogitsWanted
 
@@ -113,7 +113,8 @@ class ModelRunner(Protocol):
     def supports_embeddings(self) -> bool: ...
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        """Runs the new tokens and writes their KV.
+        """Runs the new tokens and writes their KV: in each layer that of the whole batch, before
+        any sequence reads it, because sequences of one batch may share blocks it fills.
 
         Returns fp32 logits [R, vocab_size]: one row for each sequence with logits="last", one row
         per new token for "all", none for "none"; sequences of `decode` first, then `prefill`, both

@@ -135,7 +135,8 @@ class BlockPool:
     def register(
         self, block_id: int, index: int, hashes: Sequence[bytes], token_ids: Sequence[int]
     ) -> None:
-        """Makes a full, computed block of a sequence (its `index`-th) available for reuse.
+        """Makes a full block of a sequence (its `index`-th), computed by the end of this step,
+        available for reuse.
 
         A second block with the same content stays nameless: one copy is enough.
         """

@@ -203,6 +203,9 @@ class Scheduler:
             ScheduledSequence(seq.seq_id, chunk, start, seq.block_ids, wanted)
         )
         step.prefill.append(seq)
+        # Named before they are computed, so that a prompt admitted into this very step shares them:
+        # a runner writes a layer's keys and values of the whole batch before anything reads them.
+        self._register_blocks(seq, start + count)
         return budget - count, rows
 
     def _admit_head(self) -> bool:
@@ -250,17 +253,17 @@ class Scheduler:
         for seq in step.decode:
             seq.num_computed += 1
             if seq.num_computed % self.pool.block_size == 0:
-                self._register_blocks(seq)
+                self._register_blocks(seq, seq.num_computed)
         for seq, entry in zip(step.prefill, step.batch.prefill, strict=True):
             seq.num_computed += len(entry.token_ids)
-            self._register_blocks(seq)
             if seq.num_computed == len(seq.token_ids):
                 seq.status = Status.DECODE
 
-    def _register_blocks(self, seq: LiveSequence) -> None:
+    def _register_blocks(self, seq: LiveSequence, num_tokens: int) -> None:
+        """Names the blocks that the first `num_tokens` tokens fill, for others to find."""
         if not self.pool.prefix_reuse:
             return
-        full = seq.num_computed // self.pool.block_size
+        full = num_tokens // self.pool.block_size
         self.pool.extend_hashes(seq.block_hashes, seq.token_ids)
         for index in range(seq.num_registered_blocks, full):
             self.pool.register(seq.block_ids[index], index, seq.block_hashes, seq.token_ids)

@@ -201,6 +201,26 @@ def test_tiny_each_way(tiny_oracle: GreedyOracle, tiny_loaded: LoadedModel) -> N
     assert _each_way(tiny_oracle, tiny_loaded, range(NUM_PROMPTS)) <= MOST_TIES, tiny_oracle.ties
 
 
+def test_sequences_of_one_batch_share_blocks_that_it_fills(
+    tiny: tiny_models.TinyModel, tiny_loaded: LoadedModel
+) -> None:
+    """As the scheduler lets equal prompts that came together do."""
+    ids = torch.randint(2, tiny_models.VOCAB_SIZE, (40,)).tolist()
+    other = [*ids[:32], *torch.randint(2, tiny_models.VOCAB_SIZE, (5,)).tolist()]
+    batch = Batch(
+        prefill=[
+            ScheduledSequence(0, ids, 0, [7, 300, 12], "all"),
+            ScheduledSequence(1, ids[32:], 32, [7, 300, 44], "all"),
+            ScheduledSequence(2, other[32:], 32, [7, 300, 2], "all"),
+        ]
+    )
+    got = tiny_loaded.runner.execute(batch).split([40, 8, 5])
+    with torch.inference_mode():
+        want, forked = (tiny.oracle(torch.tensor([p])).logits[0] for p in (ids, other))
+    for part, rows in zip(got, (want, want[32:], forked[32:]), strict=True):
+        assert _relative(part, rows) <= LOGIT_TOLERANCE
+
+
 # ---- precisions that round more ----
 
 

@@ -169,6 +169,40 @@ def test_a_prefix_hit_is_counted_and_never_the_whole_prompt(
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (32, 12)
 
 
+@pytest.mark.parametrize("budget", [512, 40])
+def test_equal_prompts_of_one_step_are_computed_once(
+    harness: Make, make_request: Any, oracle: Any, budget: int
+) -> None:
+    """Copies and forks of a prompt that came together share what the first of them computes."""
+    prompt = list(range(100))
+    forks = {"a": prompt, "b": prompt, "c": [*prompt[:50], 7, 7], "d": prompt}
+    bench = harness({"num_blocks": 256}, max_num_batched_tokens=budget)
+    sequences = {
+        name: bench.submit(make_request(ids, name, max_tokens=20)) for name, ids in forks.items()
+    }
+    bench.run()
+    assert bench.tokens == {name: oracle(ids, 20) for name, ids in forks.items()}
+    cached = {name: seq.num_cached_tokens for name, seq in sequences.items()}
+    # Blocks of 4; the last token of a prompt is computed in any case.
+    assert cached == {"a": 0, "b": 96, "c": 48, "d": 96}
+    if budget == 512:
+        assert bench.runner.batches[0] == (0, 4, 100 + 4 + 4 + 4)
+
+
+def test_a_shared_prompt_outlives_the_one_that_computed_it(
+    harness: Make, make_request: Any, oracle: Any
+) -> None:
+    prompt = list(range(50))
+    bench = harness({"num_blocks": 64})
+    first = bench.submit(make_request(prompt, "a", max_tokens=20))
+    bench.submit(make_request(prompt, "b", max_tokens=20))
+    bench.step()
+    bench.core.cancel(first)
+    bench.core.scheduler.check_invariants()
+    bench.run()
+    assert bench.tokens["b"] == oracle(prompt, 20)
+
+
 @pytest.mark.parametrize("phase", list(Status))
 def test_cancellation_in_every_phase_gives_all_blocks_back(
     phase: Status, harness: Make, make_request: Any, oracle: Any
