@@ -10,6 +10,7 @@ candidates, and the widened one says on which unit it computes.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -17,11 +18,12 @@ from typing import Any
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf, Work
 from hal.device import DeviceSpec
-from hal.reasons import Reason
+from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
 from hal_backends.gpu.formats import matrix_feature, multiplies_quantised, wide_unit
 from hal_backends.gpu.limits import any_feature, feature, gather, missing_kernel, scope
 from hal_backends.gpu.offers import Offer, on_device, work_of
+from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
@@ -62,7 +64,17 @@ _MATRIX_OPS = frozenset(
         "grouped_gemm",
     }
 )
-_QUANTISED_OPS = frozenset({"index_logits", "gemm", "grouped_gemm"})
+_WEIGHT_OPS = frozenset({"gemm", "grouped_gemm"})
+_QUANTISED_OPS = _WEIGHT_OPS | {"index_logits"}
+
+_WEIGHT_ONLY_OF_QUANTISED = (
+    Reason(
+        what="kernel",
+        required="a form of hal_kernels.gemm.triton that leaves the activations as they are",
+        found="not written yet",
+        kind=ReasonKind.MISSING,
+    ),
+)
 
 # The matrix instruction that the compiled code must contain, where one is known.
 _INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
@@ -92,6 +104,27 @@ def _missing(op: str) -> tuple[Reason, ...]:
     return tuple(missing_kernel(kernel_module(op)))
 
 
+@cache
+def _limits(op: str) -> Callable[..., Sequence[Reason]] | None:
+    """What the kernel's package says about requests; None where it says nothing."""
+    name = f"hal_kernels.{FOLDERS[op]}.triton_limits"
+    if importlib.util.find_spec(name) is None:
+        return None
+    limits: Callable[..., Sequence[Reason]] = importlib.import_module(name).not_supported_reasons
+    return limits
+
+
+def _unwritten(
+    op: str, request: Any, device: DeviceSpec, allowed: Sequence[str] = ("native",)
+) -> Sequence[Reason]:
+    """What is missing: the kernel, a form of it, or machine code that bears the claim out.
+
+    allowed: tiers of the stored evidence; the candidate's own tier follows from it.
+    """
+    limits = None if _missing(op) else _limits(op)
+    return _missing(op) if limits is None else limits(request, device, allowed=allowed)
+
+
 def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     """None where no Triton back end is known for the platform, not even by hearsay."""
     if op not in FOLDERS or "triton" not in device.features | device.unverified_features:
@@ -101,6 +134,8 @@ def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     offers = [_native(op, device)]
     if op in _QUANTISED_OPS:
         offers.append(_widened(op, device))
+    if op in _WEIGHT_OPS:
+        offers.append(_weight_only(op, device))
     return on_device(offers, op, device)
 
 
@@ -130,7 +165,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         return gather(
             scope("dtype", getattr(r, "dtype", "float32"), _DTYPES),
             feature(device, "triton"),
-            _missing(op),
+            _unwritten(op, r, device),
         )
 
     return Offer(
@@ -146,9 +181,15 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
     )
 
 
-def _common(op: str, device: DeviceSpec, r: Any) -> list[Reason]:
+def _common(
+    op: str, device: DeviceSpec, r: Any, evidence: Sequence[str] = ("native",)
+) -> list[Reason]:
     allowed = (*_DTYPES, *_FLOAT8) if op == "index_logits" else _DTYPES
-    return gather(scope("dtype", r.dtype, allowed), feature(device, "triton"), _missing(op))
+    return gather(
+        scope("dtype", r.dtype, allowed),
+        feature(device, "triton"),
+        _unwritten(op, r, device, evidence),
+    )
 
 
 def _native(op: str, device: DeviceSpec) -> Offer:
@@ -173,7 +214,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
     def check(r: Any) -> list[Reason]:
         return gather(
             scope("quantised operands", multiplies_quantised(r), (True,)),
-            _common(op, device, r),
+            _common(op, device, r, ("emulated",)),
             any_feature(device, "matrix.bfloat16", "matrix.float16"),
         )
 
@@ -188,6 +229,34 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         check=check,
         load=_load(op, device),
         leaf=_leaf(op, device),
+        work=work,
+        requires=("triton",),
+        is_graph_safe=True,
+    )
+
+
+def _weight_only(op: str, device: DeviceSpec) -> Offer:
+    def check(r: Any) -> list[Reason]:
+        return gather(
+            scope("quantised operands", multiplies_quantised(r), (True,)),
+            scope("dtype", r.dtype, _DTYPES),
+            feature(device, "triton"),
+            _missing(op) or _WEIGHT_ONLY_OF_QUANTISED,
+            any_feature(device, "matrix.bfloat16", "matrix.float16"),
+        )
+
+    def work(r: Any, tokens: int) -> Work:
+        return work_of(r, tokens, unit=wide_unit(device))
+
+    return Offer(
+        op=op,
+        implementation="triton_weight_only",
+        tier=Tier.TUNED,
+        summary="only the weight is quantised: widened in registers, activations as they are",
+        check=check,
+        load=_load(op, device),
+        leaf=_leaf(op, device),
+        notes=lambda r: (ACTIVATIONS_NOT_ROUNDED,),
         work=work,
         requires=("triton",),
         is_graph_safe=True,

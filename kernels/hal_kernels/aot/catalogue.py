@@ -1,0 +1,30 @@
+"""Every Triton kernel. A new one is a declaration beside its code and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hal.errors import SettingsError
+from hal.suggestions import did_you_mean
+from hal_kernels.aot.variant import TritonKernel
+from hal_kernels.gemm import triton_variants as gemm
+from hal_kernels.norm import triton_variants as norm
+from hal_kernels.quantize import triton_variants as quantize
+
+_KERNELS: tuple[TritonKernel, ...] = (
+    *gemm.KERNELS,
+    *norm.KERNELS,
+    *quantize.KERNELS,
+)
+
+CATALOGUE: Mapping[str, TritonKernel] = MappingProxyType({k.name: k for k in _KERNELS})
+
+
+def find_kernel(name: str) -> TritonKernel:
+    """Raises SettingsError if there is no kernel of that name."""
+    if name not in CATALOGUE:
+        raise SettingsError(
+            "kernel", "a kernel of the catalogue", repr(name), did_you_mean(name, CATALOGUE)
+        )
+    return CATALOGUE[name]

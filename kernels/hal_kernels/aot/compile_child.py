@@ -1,0 +1,114 @@
+"""The compiling process: `python -m hal_kernels.aot.compile_child KERNEL TARGET FIRST RESULT_FD`.
+
+A compiler that is fed an unfit kernel may abort, so it never runs in the process that asks. One
+line of JSON per variant goes to the result channel, beginning with variant number FIRST.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hal_kernels.aot.catalogue import find_kernel
+from hal_kernels.aot.evidence import Evidence, tier_of
+from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
+from hal_kernels.aot.targets import Target, find_target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, signature
+
+_MAX_ERROR = 300
+_OBJDUMP_DEADLINE_S = 120
+
+
+def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target) -> Evidence:
+    """Compiles one variant and reads its machine code; a compiler's refusal is evidence too."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = kernel.load()
+    source = ASTSource(
+        function,
+        signature(function, variant),
+        dict(variant.constants),
+        alignment(function, variant),
+    )
+    gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    try:
+        compiled = triton.compile(source, target=gpu, options=options)
+    except Exception as error:  # noqa: BLE001 - the compiler's refusal, of any class, is the result
+        return _failed(variant, target, error)
+    code = _read(compiled, target)
+    return Evidence(
+        target=target.arch,
+        dtype=variant.dtype,
+        config=variant.config,
+        tier=tier_of(
+            code,
+            dtype=variant.dtype,
+            backend=target.backend,
+            uses_matrix_unit=kernel.uses_matrix_unit,
+        ),
+        instruction=code.main_instruction,
+        instruction_count=code.matrix.get(code.main_instruction, 0),
+        registers=code.registers,
+        spills=code.spills,
+        shared_bytes=int(compiled.metadata.shared),
+        num_warps=variant.num_warps,
+        widest_load_bytes=max(code.load_bytes, default=0),
+        code_bytes=code.code_bytes,
+    )
+
+
+def _failed(variant: KernelVariant, target: Target, error: Exception) -> Evidence:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
+    return Evidence(
+        target=target.arch, dtype=variant.dtype, config=variant.config, tier="error", error=message
+    )
+
+
+def _read(compiled: Any, target: Target) -> MachineCode:
+    if target.backend == "hip":
+        return read_amd(compiled.asm["amdgcn"], len(compiled.asm["hsaco"]))
+    cubin = compiled.asm["cubin"]
+    return read_nvidia(compiled.asm["ptx"], _resource_usage(cubin), len(cubin))
+
+
+def _resource_usage(cubin: bytes) -> str:
+    import triton.backends.nvidia
+
+    tool = Path(str(triton.backends.nvidia.__path__[0])) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        ended = subprocess.run(
+            [str(tool), "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_OBJDUMP_DEADLINE_S,
+        )
+    return ended.stdout
+
+
+def main() -> None:
+    """Compiles the variants in order, each reported as soon as it is done."""
+    name, arch, first, descriptor = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    kernel, target = find_kernel(name), find_target(arch)
+    with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
+        for variant in kernel.variants(target)[int(first) :]:
+            channel.write(json.dumps(asdict(compile_variant(kernel, variant, target))) + "\n")
+            channel.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Compiles kernels for targets in processes of their own and collects the evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import metadata
+
+from hal.processes import ProcessEnd, run_bounded
+from hal_kernels.aot.evidence import Evidence, KernelEvidence
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import TritonKernel
+
+DEADLINE_S = 600.0  # of one kernel on one target; a variant takes 1 to 15 s
+
+
+def compile_kernel(kernel: TritonKernel, target: Target) -> KernelEvidence:
+    """Every variant of a kernel on a target; one that kills the compiler is an error of its own."""
+    variants = kernel.variants(target)
+    found: list[Evidence] = []
+    while len(found) < len(variants):
+        done, problem = _run_child(kernel, target, len(found))
+        found += done
+        if problem and len(found) < len(variants):
+            variant = variants[len(found)]
+            found.append(
+                Evidence(
+                    target=target.arch,
+                    dtype=variant.dtype,
+                    config=variant.config,
+                    tier="error",
+                    error=problem,
+                )
+            )
+    return KernelEvidence(
+        kernel=kernel.name,
+        op=kernel.op,
+        target=target.arch,
+        source_hash=kernel.source_hash(),
+        triton=metadata.version("triton"),
+        variants=tuple(found),
+    )
+
+
+def _run_child(kernel: TritonKernel, target: Target, first: int) -> tuple[list[Evidence], str]:
+    """The variants that were compiled, and what ended it early ("" if nothing did)."""
+    outcome = run_bounded(
+        [
+            sys.executable,
+            "-m",
+            "hal_kernels.aot.compile_child",
+            kernel.name,
+            target.arch,
+            str(first),
+            "{result_fd}",
+        ],
+        deadline_s=DEADLINE_S,
+        # The interpreter's flag would compile nothing; the rounding of products is stated.
+        environment={
+            **{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+            "TRITON_DEFAULT_FP_FUSION": "1",
+        },
+        result_limit_bytes=1 << 20,
+        is_contained=True,
+    )
+    found = [Evidence(**json.loads(line)) for line in outcome.result.splitlines()]
+    is_whole = outcome.end is ProcessEnd.EXITED and outcome.exit_code == 0
+    if is_whole:
+        return found, ""
+    tail = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return found, f"the compiler ended: {outcome.describe()} {' '.join(tail)}".strip()[:300]

@@ -1,0 +1,132 @@
+"""What machine code proves about a kernel, as stored data: one file per kernel and target.
+
+The tier follows from the instructions, never from the kernel's name:
+native: every matrix instruction multiplies the claimed dtype and nothing spills (for a kernel
+without a product: nothing spills). emulated: matrix instructions of another, wider dtype. spilled:
+as native, but registers spill to memory. scalar: a product without any matrix instruction. error:
+it does not compile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hal.errors import PlanError
+from hal_kernels.aot.machine_code import MachineCode
+
+SCHEMA = "halstack.kernel-evidence/1"
+STORE = Path(__file__).resolve().parent.parent / "evidence"
+
+EvidenceTier = Literal["native", "emulated", "spilled", "scalar", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One variant on one target. instruction: the most frequent matrix instruction, with its count.
+    registers, spills: of one thread, in 32-bit units. widest_load_bytes: of one thread from global
+    memory. error: the compiler's message where it does not compile."""
+
+    target: str
+    dtype: str
+    config: str
+    tier: EvidenceTier
+    instruction: str = ""
+    instruction_count: int = 0
+    registers: int = 0
+    spills: int = 0
+    shared_bytes: int = 0
+    num_warps: int = 0
+    widest_load_bytes: int = 0
+    code_bytes: int = 0
+    error: str = ""
+
+    def describe(self) -> str:
+        """For a plan: "native: 64× mma.sync e4m3, 0 spills, 99 KiB"."""
+        if self.error:
+            return f"does not compile for {self.target}: {self.error}"
+        product = f"{self.instruction_count}× {self.instruction}, " if self.instruction else ""
+        shared = f"{self.shared_bytes / 1024:.0f} KiB shared"
+        return f"{self.tier}: {product}{self.registers} registers, {self.spills} spills, {shared}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEvidence:
+    """All variants of one kernel on one target, and what they were compiled from and with."""
+
+    kernel: str
+    op: str
+    target: str
+    source_hash: str
+    triton: str
+    variants: tuple[Evidence, ...] = field(default=())
+
+    def find(self, dtype: str, config: str = "") -> Evidence | None:
+        """The variant of that dtype, of that configuration if one is named, else the best."""
+        found = [
+            variant
+            for variant in self.variants
+            if variant.dtype == dtype and config in ("", variant.config)
+        ]
+        return min(found, key=lambda v: (_ORDER.index(v.tier), v.spills), default=None)
+
+
+_ORDER: tuple[EvidenceTier, ...] = ("native", "spilled", "emulated", "scalar", "error")
+
+
+def tier_of(code: MachineCode, *, dtype: str, backend: str, uses_matrix_unit: bool) -> EvidenceTier:
+    """What the code is worth for the claim."""
+    if uses_matrix_unit and not code.matrix:
+        return "scalar"
+    if uses_matrix_unit and not code.runs_on_unit_of(dtype, backend):
+        return "emulated"
+    return "spilled" if code.spills else "native"
+
+
+def evidence_path(kernel: str, target: str, store: Path = STORE) -> Path:
+    return store / target / f"{kernel}.json"
+
+
+def write_evidence(found: KernelEvidence, store: Path = STORE) -> Path:
+    """Writes one file; its form is stable, so that a change is a readable diff."""
+    path = evidence_path(found.kernel, found.target, store)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"schema": SCHEMA, **asdict(found)}
+    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+@cache
+def read_evidence(kernel: str, target: str, store: Path = STORE) -> KernelEvidence | None:
+    """The stored evidence; None if there is none. Raises PlanError for a file that is not one."""
+    path = evidence_path(kernel, target, store)
+    if not path.exists():
+        return None
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(
+            f"kernel evidence {path.name} of {target}",
+            f"a document of schema {SCHEMA}",
+            f"{type(error).__name__}: {error}",
+            "make it anew: hal kernels check --update",
+        ) from error
+
+
+def _parse(document: Mapping[str, Any]) -> KernelEvidence:
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}")
+    fields = {k: v for k, v in document.items() if k not in ("schema", "variants")}
+    return KernelEvidence(**fields, variants=tuple(Evidence(**v) for v in document["variants"]))
+
+
+def stored_evidence(store: Path = STORE) -> Iterator[KernelEvidence]:
+    """Everything stored, sorted by target and kernel."""
+    for path in sorted(store.glob("*/*.json")):
+        found = read_evidence(path.stem, path.parent.name, store)
+        if found is not None:
+            yield found

@@ -1,0 +1,69 @@
+"""What stored evidence allows a candidate to say. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hal.device import DeviceSpec
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
+
+_NATIVE: tuple[EvidenceTier, ...] = ("native",)
+
+
+def not_written(kernel: str, what: str, required: str, found: str) -> Reason:
+    """A form of the op that the kernel does not have yet."""
+    return Reason(what=f"{kernel}: {what}", required=required, found=found, kind=ReasonKind.MISSING)
+
+
+def evidence_of(kernel: str, device: DeviceSpec, dtype: str, config: str = "") -> Evidence | None:
+    """The best stored variant of a kernel on a device's architecture."""
+    stored = read_evidence(kernel, device.arch)
+    return None if stored is None else stored.find(dtype, config)
+
+
+def evidence_reasons(
+    kernel: str,
+    device: DeviceSpec,
+    *,
+    dtype: str,
+    config: str = "",
+    allowed: Collection[EvidenceTier] = _NATIVE,
+) -> list[Reason]:
+    """Why the compiled code does not allow the claim; empty if it does.
+
+    An architecture that nothing was compiled for is UNVERIFIED, code that does not compile or ends
+    in other instructions is HARDWARE, code that spills is a gap of the kernel.
+    """
+    found = evidence_of(kernel, device, dtype, config)
+    if found is None:
+        return [
+            Reason(
+                what=f"machine code of {kernel}",
+                required=f"compiled and read for {device.arch}",
+                found="no evidence",
+                kind=ReasonKind.UNVERIFIED,
+            )
+        ]
+    reasons = []
+    if found.tier not in allowed:
+        kind = ReasonKind.ARGUMENT if found.tier == "spilled" else ReasonKind.HARDWARE
+        reasons.append(
+            Reason(
+                what=f"machine code of {kernel}",
+                required=" or ".join(allowed) + (f" {dtype}" if dtype else ""),
+                found=found.describe(),
+                kind=kind,
+            )
+        )
+    most = device.attributes.get("shared_memory_per_block_bytes")
+    if most is not None and found.shared_bytes > int(most):
+        reasons.append(
+            Reason(
+                what=f"shared memory of {kernel}",
+                required=f"at most {int(most):,} bytes a block",
+                found=f"{found.shared_bytes:,}",
+                kind=ReasonKind.ARGUMENT,
+            )
+        )
+    return reasons

@@ -1,0 +1,228 @@
+"""Matrix products in Triton: dense, FP8 with block scales, int8 and int4 weights.
+
+Suffixes of tensor names: M rows (tokens), N output features, K input features, G groups along K,
+S splits of K. Weights are [N, K], rows are output features, as everywhere in halstack.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EPILOGUE_NONE = tl.constexpr(0)
+EPILOGUE_SILU = tl.constexpr(1)
+EPILOGUE_SILU_GATED = tl.constexpr(2)
+
+
+@triton.jit
+def _tile_of(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Programs in bands of GROUP_M row blocks: a band's weights stay in the second-level cache."""
+    blocks_m = tl.cdiv(M, BLOCK_M)
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    band = pid // (GROUP_M * blocks_n)
+    first = band * GROUP_M
+    height = tl.minimum(blocks_m - first, GROUP_M)
+    within = pid % (GROUP_M * blocks_n)
+    return first + within % height, within // height
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _finish(acc, up, bias_ptr, offs_n, N, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr):
+    """Bias and activation on float32; `up` is the second product of a gated one."""
+    if HAS_BIAS:
+        inside = offs_n < N
+        acc += tl.load(bias_ptr + offs_n, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            up += tl.load(bias_ptr + N + offs_n, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if EPILOGUE == EPILOGUE_SILU:
+        acc = _silu(acc)
+    elif EPILOGUE == EPILOGUE_SILU_GATED:
+        acc = _silu(acc) * up
+    return acc
+
+
+@triton.jit
+def _gemm_kernel(
+    x_MK_ptr, w_NK_ptr, bias_N_ptr, y_MN_ptr, part_SMN_ptr,
+    M, N, K, stride_xm, stride_wn, stride_ym,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """y = epilogue(x @ w.T + bias), accumulated in float32. N is the number of columns of y: a
+    gated epilogue reads weight rows [0, N) as gate and [N, 2N) as up. With SPLIT_K > 1 each split
+    writes its float32 part (both halves of a gated one), which `_split_k_kernel` then sums in a
+    fixed order: the result does not depend on which program comes first.
+    """
+    block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    split = tl.program_id(1)
+    offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    rows, cols = offs_m < M, offs_n < N
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
+    w_ptrs = w_NK_ptr + offs_n.to(tl.int64)[:, None] * stride_wn
+    up_ptrs = w_NK_ptr + (offs_n + N).to(tl.int64)[:, None] * stride_wn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(split, tl.cdiv(K, BLOCK_K), SPLIT_K):
+        at_k = step * BLOCK_K + offs_k
+        inside = at_k[None, :] < K
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc)
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+            up = tl.dot(x, tl.trans(w_up), up)
+    tile = rows[:, None] & cols[None, :]
+    if SPLIT_K == 1:
+        y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
+        y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+        tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=tile)
+    else:
+        halves: tl.constexpr = 2 if EPILOGUE == EPILOGUE_SILU_GATED else 1
+        part = part_SMN_ptr + (split * halves * M + offs_m).to(tl.int64)[:, None] * N
+        tl.store(part + offs_n[None, :], acc, mask=tile)
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            tl.store(part + M.to(tl.int64) * N + offs_n[None, :], up, mask=tile)
+
+
+@triton.jit
+def _split_k_kernel(
+    part_SMN_ptr, bias_N_ptr, y_MN_ptr, M, N, stride_ym,
+    BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """Sums the parts of a split product in the order of the splits, then the epilogue."""
+    row = tl.program_id(0)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = offs_n < N
+    halves: tl.constexpr = 2 if EPILOGUE == EPILOGUE_SILU_GATED else 1
+    acc = tl.zeros((1, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((1, BLOCK_N), dtype=tl.float32)
+    for split in range(SPLIT_K):
+        part = part_SMN_ptr + (split * halves * M + row).to(tl.int64) * N + offs_n
+        acc += tl.load(part, mask=cols, other=0.0)[None, :]
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            up += tl.load(part + M.to(tl.int64) * N, mask=cols, other=0.0)[None, :]
+    y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
+    y_ptrs = y_MN_ptr + row.to(tl.int64) * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=cols[None, :])
+
+
+@triton.jit
+def _gemm_fp8_block_kernel(
+    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_ptr, y_MN_ptr,
+    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_K: tl.constexpr, SCALE_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """y = (x * x_scale) @ (w * w_scale).T for FP8 operands. x_scale: float32, one per row and
+    GROUP_K columns; w_scale: float32 [N / SCALE_N, K / GROUP_K]. Each group's product is scaled
+    into the float32 accumulator, as the checkpoints' block quantisation means it
+    (https://arxiv.org/abs/2412.19437, section 3.3).
+    """
+    block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, GROUP_K)
+    rows, cols = offs_m < M, offs_n < N
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm + offs_k[None, :]
+    w_ptrs = w_NK_ptr + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
+    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
+    ws_ptrs = w_scale_ptr + (offs_n // SCALE_N).to(tl.int64) * stride_ws
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for group in range(tl.cdiv(K, GROUP_K)):
+        inside = (group * GROUP_K + offs_k)[None, :] < K
+        x = tl.load(x_ptrs + group * GROUP_K, mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
+        x_scale = tl.load(xs_ptrs + group, mask=rows, other=0.0)
+        w_scale = tl.load(ws_ptrs + group, mask=cols, other=0.0)
+        acc += tl.dot(x, tl.trans(w)) * x_scale[:, None] * w_scale[None, :]
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+
+
+@triton.jit
+def _gemm_mxfp8_kernel(
+    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_NG_ptr, y_MN_ptr,
+    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SCALE_N: tl.constexpr,
+):  # fmt: skip
+    """y = (x * 2**(x_scale-127)) @ (w * 2**(w_scale-127)).T with one ue8m0 scale per 32 columns
+    (OCP Microscaling v1.0), multiplied in by the matrix unit itself where it can. w_scale:
+    [N / SCALE_N, K / 32]. K is a multiple of 32.
+    """
+    block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    offs_g = tl.arange(0, BLOCK_K // 32)
+    rows, cols = offs_m < M, offs_n < N
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
+    w_ptrs = w_NK_ptr + offs_n.to(tl.int64)[:, None] * stride_wn
+    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64)[:, None] * stride_xs
+    ws_ptrs = w_scale_NG_ptr + (offs_n // SCALE_N).to(tl.int64)[:, None] * stride_ws
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        at_k = step * BLOCK_K + offs_k
+        at_g = step * (BLOCK_K // 32) + offs_g
+        in_k, in_g = at_k[None, :] < K, at_g[None, :] < K // 32
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & in_k, other=0.0)
+        w = tl.load(w_ptrs + at_k[None, :], mask=cols[:, None] & in_k, other=0.0)
+        x_scale = tl.load(xs_ptrs + at_g[None, :], mask=rows[:, None] & in_g, other=0)
+        w_scale = tl.load(ws_ptrs + at_g[None, :], mask=cols[:, None] & in_g, other=0)
+        acc = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w), w_scale, "e4m3", acc)
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+
+
+@triton.jit
+def _gemm_weight_only_kernel(
+    x_MK_ptr, w_ptr, scale_NG_ptr, minimum_NG_ptr, y_MN_ptr,
+    M, N, K, stride_xm, stride_wn, stride_sn, stride_ym,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    BITS: tl.constexpr, GROUP_K: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """y = x @ dequantised(w).T on the 16-bit matrix unit. BITS 8: int8 [N, K]; BITS 4: uint8
+    [N, K / 2], the even column in the low nibble, symmetric values stored as q + 8. GROUP_K values
+    along K share a scale (and a minimum); 0 is one scale per row, applied to the sum.
+    """
+    block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    rows, cols = offs_m < M, offs_n < N
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
+    w_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * stride_wn
+    s_ptrs = offs_n.to(tl.int64)[:, None] * stride_sn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        at_k = step * BLOCK_K + offs_k
+        inside = cols[:, None] & (at_k[None, :] < K)
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & (at_k[None, :] < K), other=0.0)
+        if BITS == 8:
+            w = tl.load(w_ptrs + at_k[None, :], mask=inside, other=0).to(tl.float32)
+        else:
+            offs_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+            packed = tl.load(
+                w_ptrs + offs_b[None, :], mask=cols[:, None] & (offs_b[None, :] < K // 2), other=0
+            )
+            w = tl.join(packed & 0xF, packed >> 4).reshape(BLOCK_N, BLOCK_K).to(tl.float32)
+            if not HAS_MINIMUM:
+                w -= 8.0
+        if GROUP_K > 0:
+            at_g = s_ptrs + at_k[None, :] // GROUP_K
+            w *= tl.load(scale_NG_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
+            if HAS_MINIMUM:
+                w += tl.load(minimum_NG_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
+    if GROUP_K == 0:
+        scale = tl.load(scale_NG_ptr + offs_n.to(tl.int64) * stride_sn, mask=cols, other=0.0)
+        acc *= scale.to(tl.float32)[None, :]
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])

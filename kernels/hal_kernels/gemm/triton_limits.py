@@ -1,0 +1,74 @@
+"""Which products the Triton kernels serve, and with which of them. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hal.device import DeviceSpec
+from hal.ops.gemm import GemmRequest
+from hal.reasons import Reason
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
+
+_WIDE = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """A kernel of the catalogue, the operand type it claims and the family of configurations."""
+
+    kernel: str
+    dtype: str
+    config: str = ""
+
+
+def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
+    """The kernel for a request, or what is not written yet."""
+    form = request.weight_format
+    if request.dtype not in _WIDE:
+        return not_written("gemm", "dtype", " or ".join(_WIDE), request.dtype)
+    if form.is_dense:
+        if form.name != request.dtype:
+            return not_written("gemm.dense", "weight", request.dtype, form.name)
+        if request.out_dtype not in ("", request.dtype, "float32"):
+            return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
+        config = "large-gated" if request.epilogue == "silu_gated" else "large"
+        return KernelChoice("gemm.dense", request.dtype, config)
+    if request.has_bias or request.epilogue != "none":
+        return not_written("gemm", "epilogue", "none for quantised weights", request.epilogue)
+    if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
+        return _block_scaled(request, device)
+    if form.element == "int" and form.activation == "float":
+        if (form.bits, form.group_size) in ((8, 0), (4, 32)):
+            return KernelChoice("gemm.weight_only", "bfloat16")
+        return not_written("gemm.weight_only", "format", "int8_channel or int4_g32", form.name)
+    return not_written("gemm", "weight format", "dense, FP8 blocks, int8 or int4", form.name)
+
+
+def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
+    form, fp8 = request.weight_format, fp8_dtype(device)
+    if form.group_size == 32 and form.scale_dtype == "ue8m0":
+        found = evidence_of("gemm.mxfp8", device, fp8, "weight32")
+        if found is not None and found.tier == "native":
+            return KernelChoice("gemm.mxfp8", fp8, "weight32")
+    if form.group_size in (32, 128) and form.block_n == form.group_size:
+        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}")
+    return not_written("gemm.fp8_block", "blocks", "32x32 or 128x128", form.name)
+
+
+def fp8_dtype(device: DeviceSpec) -> str:
+    """The e4m3 type of an architecture: gfx94x multiplies the fnuz one."""
+    return "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
+
+
+def not_supported_reasons(
+    request: GemmRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
+) -> Sequence[Reason]:
+    """Empty if a kernel serves whose machine code is of an allowed tier."""
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        return [choice]
+    return evidence_reasons(
+        choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
+    )

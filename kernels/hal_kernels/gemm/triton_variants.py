@@ -1,0 +1,186 @@
+"""The specialisations of the Triton products that targets are compiled for. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+_MODULE = "hal_kernels.gemm.triton_kernels"
+_CONFIGS: Mapping[str, Any] = json.loads(
+    (Path(__file__).parent / "triton_configs.json").read_text(encoding="utf-8")
+)
+_SIZES = {"M": "i32", "N": "i32", "K": "i32"}
+_STRIDES = ("stride_xm", "stride_wn", "stride_ym")
+
+
+def configurations(kernel: str, target: Target) -> Mapping[str, Mapping[str, int]]:
+    """Name -> constants of a kernel on a target: those of the architecture, else of its vendor."""
+    table = _CONFIGS[kernel]
+    found: Mapping[str, Mapping[str, int]] = table.get(target.arch, table[target.backend])
+    return found
+
+
+def _split(constants: Mapping[str, int]) -> tuple[dict[str, Any], int, int]:
+    rest = dict(constants)
+    return rest, rest.pop("num_warps"), rest.pop("num_stages")
+
+
+def _dense(target: Target) -> Sequence[KernelVariant]:
+    return tuple(_dense_variants(target))
+
+
+def _dense_variants(target: Target) -> Iterator[KernelVariant]:
+    kinds = (("gemm", "", 0, False), ("gemm", "-bias", 0, True), ("gemm_gated", "-gated", 2, False))
+    for dtype in ("bfloat16", "float16"):
+        for table, suffix, epilogue, has_bias in kinds:
+            for name, given in configurations(table, target).items():
+                constants, warps, stages = _split(given)
+                yield KernelVariant(
+                    dtype=dtype,
+                    config=name + suffix,
+                    pointers={
+                        "x_MK_ptr": dtype,
+                        "w_NK_ptr": dtype,
+                        "bias_N_ptr": dtype,
+                        "y_MN_ptr": dtype,
+                        "part_SMN_ptr": "float32",
+                    },
+                    scalars={**_SIZES, **dict.fromkeys(_STRIDES, "i32")},
+                    divisible=frozenset({"N", "K", *_STRIDES}),
+                    constants={**constants, "HAS_BIAS": has_bias, "EPILOGUE": epilogue},
+                    num_warps=warps,
+                    num_stages=stages,
+                )
+
+
+def _fp8_block(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for name, given in configurations("gemm_fp8_block", target).items():
+        constants, warps, stages = _split(given)
+        variants.append(
+            KernelVariant(
+                dtype=target.fp8_dtype,
+                config=name,
+                pointers={
+                    "x_MK_ptr": target.fp8_dtype,
+                    "x_scale_MG_ptr": "float32",
+                    "w_NK_ptr": target.fp8_dtype,
+                    "w_scale_ptr": "float32",
+                    "y_MN_ptr": "bfloat16",
+                },
+                scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_xs", "stride_ws"), "i32")},
+                divisible=frozenset({"N", "K", *_STRIDES}),
+                constants=constants,
+                num_warps=warps,
+                num_stages=stages,
+            )
+        )
+    return variants
+
+
+def _mxfp8(target: Target) -> Sequence[KernelVariant]:
+    if target.fp8_dtype != "fp8_e4m3fn":
+        return ()  # OCP Microscaling is defined on e4m3fn
+    variants = []
+    for name, given in configurations("gemm_mxfp8", target).items():
+        constants, warps, stages = _split(given)
+        variants.append(
+            KernelVariant(
+                dtype=target.fp8_dtype,
+                config=name,
+                pointers={
+                    "x_MK_ptr": target.fp8_dtype,
+                    "x_scale_MG_ptr": "uint8",
+                    "w_NK_ptr": target.fp8_dtype,
+                    "w_scale_NG_ptr": "uint8",
+                    "y_MN_ptr": "bfloat16",
+                },
+                scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_xs", "stride_ws"), "i32")},
+                divisible=frozenset({"N", "K", *_STRIDES}),
+                constants=constants,
+                num_warps=warps,
+                num_stages=stages,
+            )
+        )
+    return variants
+
+
+def _weight_only(target: Target) -> Sequence[KernelVariant]:
+    kinds = (("w8", 8, 0, False), ("w4g32", 4, 32, False), ("w4g32-asym", 4, 32, True))
+    variants = []
+    for name, given in configurations("gemm_weight_only", target).items():
+        for suffix, bits, group, has_minimum in kinds:
+            constants, warps, stages = _split(given)
+            variants.append(
+                KernelVariant(
+                    dtype="bfloat16",
+                    config=f"{name}-{suffix}",
+                    pointers={
+                        "x_MK_ptr": "bfloat16",
+                        "w_ptr": "int8" if bits == 8 else "uint8",
+                        "scale_NG_ptr": "float32" if bits == 8 else "float16",
+                        "minimum_NG_ptr": "float16",
+                        "y_MN_ptr": "bfloat16",
+                    },
+                    scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_sn"), "i32")},
+                    divisible=frozenset({"N", "K", *_STRIDES}),
+                    constants={
+                        **constants,
+                        "BITS": bits,
+                        "GROUP_K": group,
+                        "HAS_MINIMUM": has_minimum,
+                    },
+                    num_warps=warps,
+                    num_stages=stages,
+                )
+            )
+    return variants
+
+
+def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=f"split{splits}-{kind}",
+            pointers={"part_SMN_ptr": "float32", "bias_N_ptr": "bfloat16", "y_MN_ptr": "bfloat16"},
+            scalars={"M": "i32", "N": "i32", "stride_ym": "i32"},
+            divisible=frozenset({"N", "stride_ym"}),
+            constants={
+                "BLOCK_N": 1024,
+                "SPLIT_K": splits,
+                "HAS_BIAS": False,
+                "EPILOGUE": epilogue,
+            },
+        )
+        for splits in (4, 8)
+        for kind, epilogue in (("plain", 0), ("gated", 2))
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="gemm.dense", op="gemm", module=_MODULE, function="_gemm_kernel", variants=_dense,
+        uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="gemm.split_k_sum", op="gemm", module=_MODULE, function="_split_k_kernel",
+        variants=_sum_of_splits, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="gemm.fp8_block", op="gemm", module=_MODULE, function="_gemm_fp8_block_kernel",
+        variants=_fp8_block, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="gemm.mxfp8", op="gemm", module=_MODULE, function="_gemm_mxfp8_kernel",
+        variants=_mxfp8, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="gemm.weight_only", op="gemm", module=_MODULE, function="_gemm_weight_only_kernel",
+        variants=_weight_only, uses_matrix_unit=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""Binds the Triton norm to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.norm import RmsNormRequest
+from hal_kernels.norm.triton_kernels import _rms_norm_kernel
+
+
+def bind(
+    request: RmsNormRequest, device: DeviceSpec, *, weight: torch.Tensor, eps: float
+) -> Callable[..., Any]:
+    """As the op's reference: kernel(x) or kernel(x, residual), the residual updated in place and
+    returned; with quantize (int8 rows, scales)."""
+    hidden, is_quantised = request.hidden_size, request.quantize != "none"
+    block = triton.next_power_of_2(hidden)
+
+    def run(x: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        rows = x.reshape(x.numel() // hidden, hidden)
+        y = torch.empty(rows.shape, dtype=torch.int8 if is_quantised else x.dtype, device=x.device)
+        scale = torch.empty((rows.shape[0], 1), dtype=torch.float32, device=x.device)
+        added = rows if residual is None else residual.view(rows.shape)
+        if rows.shape[0]:
+            _rms_norm_kernel[(rows.shape[0],)](
+                rows, added, weight, y, scale,
+                rows.stride(0), added.stride(0), y.stride(0), hidden, eps,
+                BLOCK_H=block, HAS_RESIDUAL=residual is not None,
+                QUANTIZE_GROUP=block if is_quantised else 0, LARGEST=127.0, IS_INTEGER=True,
+                num_warps=4 if block <= 1024 else 8,
+            )  # fmt: skip
+        return (y.view(x.shape), scale) if is_quantised else y.view(x.shape)
+
+    def norm(x: torch.Tensor) -> Any:
+        return run(x, None)
+
+    def norm_residual(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        return run(x, residual), residual
+
+    return norm_residual if request.has_residual else norm

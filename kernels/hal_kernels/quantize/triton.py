@@ -1,0 +1,49 @@
+"""Binds the Triton rounding kernel to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.quantize import QuantizeRequest
+from hal_kernels.quantize.triton_kernels import _quantize_groups_kernel
+from hal_kernels.quantize.triton_variants import LARGEST
+
+_PROGRAM_VALUES = 2048  # of one program: 16 a thread at 4 warps
+
+Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def bind_quantize_groups(*, group: int, out_dtype: str, is_ue8m0: bool) -> Quantizer:
+    """kernel(x[T, K]) -> (values [T, K], scales [T, K / group], float32 or uint8 codes)."""
+    dtype: torch.dtype = getattr(torch, out_dtype.replace("fp8", "float8"))
+
+    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, width = x.shape
+        size = group or triton.next_power_of_2(width)
+        groups = -(-width // size)
+        block = max(1, min(_PROGRAM_VALUES // size, triton.next_power_of_2(groups)))
+        y = torch.empty((rows, width), dtype=dtype, device=x.device)
+        scale_dtype = torch.uint8 if is_ue8m0 else torch.float32
+        scale = torch.empty((rows, groups), dtype=scale_dtype, device=x.device)
+        if rows:
+            _quantize_groups_kernel[(rows, -(-groups // block))](
+                x, y, scale, x.stride(0), y.stride(0), width, groups,
+                GROUP=size, BLOCK_G=block, LARGEST=LARGEST[out_dtype],
+                IS_INTEGER=out_dtype == "int8", IS_UE8M0=is_ue8m0,
+            )  # fmt: skip
+        return y, scale
+
+    return kernel
+
+
+def bind(request: QuantizeRequest, device: DeviceSpec) -> Quantizer:
+    """The kernel of a request that `triton_limits` has nothing against."""
+    return bind_quantize_groups(
+        group=request.group_size,
+        out_dtype=request.out_dtype,
+        is_ue8m0=request.scale_dtype == "ue8m0",
+    )

@@ -1,0 +1,134 @@
+"""Triton products in the interpreter against float64 products of the stored values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hal_kernels.gemm.triton as triton_gemm
+from gpu_devices import gpu
+from hal.errors import BindingError
+from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
+from hal.ops.gemm import GemmRequest, reference
+from hal.ops.low_precision import dequantize_groups, quantize_groups
+
+# Of the largest value of a row: sums of K products of 16-bit values in float32, rounded once.
+TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11 + 1e-5}
+SHAPES = [(1, 48, 64), (3, 33, 80), (17, 130, 96), (40, 64, 2080)]
+IDS = ["m1n48k64", "m3n33k80", "m17n130k96", "m40n64k2080"]
+
+
+def request_of(shape: tuple[int, int, int], dtype: str, **fields: Any) -> GemmRequest:
+    _, n, k = shape
+    defaults: dict[str, Any] = {"n": n, "k": k, "dtype": dtype, "weight_format": FORMATS[dtype]}
+    return GemmRequest(**(defaults | fields))
+
+
+def assert_close(found: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:
+    assert found.shape == exact.shape
+    assert found.isfinite().all()
+    peak = exact.abs().amax(dim=-1, keepdim=True)
+    assert ((found.double() - exact).abs() <= tolerance * peak + 1e-6).all()
+
+
+def rows(count: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of very different magnitude, not contiguous."""
+    x = torch.randn(count, width + 16) * torch.logspace(-2, 2, count)[:, None]
+    return x.to(dtype)[:, :width]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+@pytest.mark.parametrize("form", ["plain", "bias", "silu", "gated", "gated-bias"])
+def test_dense(shape: tuple[int, int, int], dtype: str, form: str) -> None:
+    m, n, k = shape
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    is_gated, has_bias = "gated" in form, "bias" in form
+    epilogue = "silu_gated" if is_gated else ("silu" if form == "silu" else "none")
+    stored = 2 * n if is_gated else n
+    weight = (torch.randn(stored, k) / k**0.5).to(torch_dtype)
+    bias = torch.randn(stored).to(torch_dtype) if has_bias else None
+    x = rows(m, k, torch_dtype).clamp(-50, 50)
+    request = request_of(shape, dtype, n=stored, has_bias=has_bias, epilogue=epilogue)
+    kernel = triton_gemm.bind(request, gpu("sm_120"), weight=weight, bias=bias)
+    exact = reference(request, weight=weight, bias=bias)(x.double())
+    assert_close(kernel(x), exact, 2 * TOLERANCE[dtype])
+
+
+def test_a_split_product_does_not_depend_on_the_other_rows() -> None:
+    request = request_of((16, 48, 4096), "bfloat16")
+    weight = torch.randn(48, 4096).bfloat16()
+    kernel = triton_gemm.bind(request, gpu("sm_90"), weight=weight)
+    x = rows(16, 4096, torch.bfloat16)
+    assert torch.equal(kernel(x)[:1], kernel(x[:1]))
+
+
+def test_no_rows_and_float32_results() -> None:
+    request = request_of((1, 48, 64), "bfloat16", out_dtype="float32")
+    weight = torch.randn(48, 64).bfloat16()
+    kernel = triton_gemm.bind(request, gpu("gfx942"), weight=weight)
+    assert kernel(torch.empty(0, 64, dtype=torch.bfloat16)).shape == (0, 48)
+    x = torch.randn(5, 64).bfloat16()
+    assert kernel(x).dtype == torch.float32
+    assert_close(kernel(x), x.double() @ weight.double().T, 1e-5)
+
+
+def integer_weight(n: int, k: int, name: str) -> QuantizedWeight:
+    """Random codes with random scales: every value that the format can hold."""
+    form = FORMATS[name]
+    if form.bits == 8:
+        data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        return QuantizedWeight(format=form, data=data, scale=torch.rand(n) / 127 / k**0.5)
+    data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
+    minimum = None if form.is_symmetric else (-torch.rand(n, k // 32) / k**0.5).half()
+    return QuantizedWeight(format=form, data=data, scale=scale, minimum=minimum)
+
+
+@pytest.mark.parametrize("name", ["int8_channel", "int4_g32", "int4_g32_asym"])
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=IDS[:3])
+def test_weight_only(shape: tuple[int, int, int], name: str) -> None:
+    m, n, k = shape
+    k = -(-k // 32) * 32
+    weight = integer_weight(n, k, name)
+    request = request_of((m, n, k), "bfloat16", weight_format=FORMATS[name])
+    x = rows(m, k, torch.bfloat16)
+    kernel = triton_gemm.bind(request, gpu("sm_89"), weight=weight)
+    exact = x.double() @ weight.dequantize().double().T
+    # The dequantised weight is rounded to bfloat16 before it is multiplied.
+    assert_close(kernel(x), exact, 3 * TOLERANCE["bfloat16"] * k**0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("fp8_block128_a8", "sm_90"),
+        ("fp8_block128_a8", "gfx942"),  # the fnuz encoding: the same bits mean half
+        ("fp8_block32_ue8m0_a8", "sm_90"),  # no scaled matrix instruction: scales outside
+        ("fp8_block32_ue8m0_a8", "sm_120"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 130, 256), (19, 64, 384)], ids=["m1", "m19"])
+def test_fp8_blocks(shape: tuple[int, int, int], name: str, arch: str) -> None:
+    m, n, k = shape
+    form = FORMATS[name]
+    weight = quantize_weight(torch.randn(n, k) / k**0.5, form)
+    request = request_of(shape, "bfloat16", weight_format=form)
+    x = rows(m, k, torch.bfloat16)
+    kernel = triton_gemm.bind(request, gpu(arch), weight=weight)
+    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
+    group = int(form.group_size or 0)
+    is_ue8m0 = form.activation.startswith("mxfp8") or "ue8m0" in form.activation
+    kind = "ue8m0" if is_ue8m0 else "float32"
+    values, scales = quantize_groups(x, group_size=group, element=element, scale_kind=kind)
+    rounded = dequantize_groups(values, scales, element=element, scale_kind=kind)
+    exact = rounded.double() @ weight.dequantize().double().T
+    assert_close(kernel(x), exact, TOLERANCE["bfloat16"])
+
+
+def test_what_no_kernel_is_written_for_is_refused() -> None:
+    request = request_of((1, 48, 64), "bfloat16", weight_format=FORMATS["nvfp4"])
+    with pytest.raises(BindingError, match="nvfp4"):
+        triton_gemm.bind(request, gpu("sm_120"), weight=torch.empty(48, 64))
