@@ -1,4 +1,4 @@
-"""Puts the files of a database together: overlays over built-in entries, references, duplicates.
+"""Puts the entries of a database's files together: overlays over built-in entries, no id twice.
 
 This is the only place that decides which entry wins: a later layer's, and only if it states
 `overrides: true`.
@@ -16,20 +16,19 @@ from hal.suggestions import did_you_mean
 from hal_capability_db.errors import DatabaseError
 from hal_capability_db.faults import entry_faults, shown
 from hal_capability_db.located import LocatedList, LocatedMap, Place, refusal
+from hal_capability_db.merging import merged
 from hal_capability_db.schema import (
     ENTRY_MODELS,
     SCHEMA,
     SECTIONS,
     ArchitectureEntry,
     DeviceEntry,
-    Entry,
     FamilyEntry,
     LinkEntry,
-    Sourced,
 )
 
 _MAX_SOURCE_CHARACTERS = 1000
-_GROUP_LISTS = ("peak", "measured", "flags")
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class Draft:
     architectures: dict[str, ArchitectureEntry] = field(default_factory=dict)
     devices: dict[str, DeviceEntry] = field(default_factory=dict)
     links: list[LinkEntry] = field(default_factory=list)
+    link_names: list[str] = field(default_factory=list)
     origins: dict[tuple[str, str], str] = field(default_factory=dict)
     raws: dict[tuple[str, str], LocatedMap] = field(default_factory=dict)
 
@@ -73,8 +73,6 @@ def assemble(layers: Sequence[Layer]) -> Draft:
         for document in layer.documents:
             _add_document(draft, document, layer.name, added)
     _judge_entries(draft)
-    _check_references(draft)
-    _check_pci_ids(draft)
     return draft
 
 
@@ -174,63 +172,9 @@ def _add_entry(
             remedy += ", or write `overrides: true` to change that entry"
         draft.problems.append(refusal(place, dotted, required, found, remedy))
         return
-    draft.raws[key] = raw if earlier is None else _merged(earlier, raw)
+    draft.raws[key] = raw if earlier is None else merged(earlier, raw)
     draft.origins[key] = layer
     added.add(key)
-
-
-_SHOWN = 80
-
-
-def _merged(base: LocatedMap, over: LocatedMap) -> LocatedMap:
-    """`base` with the keys of `over`; groups of rates and flags are merged name by name."""
-    merged = LocatedMap(over.place)
-    for part in (base, over):
-        for key, value in part.items():
-            if key in _GROUP_LISTS and isinstance(merged.get(key), LocatedList):
-                merged[key] = _merged_groups(merged[key], value)
-            else:
-                merged[key] = value
-            merged.places[key] = part.places[key]
-    return merged
-
-
-def _merged_groups(base: LocatedList, over: Any) -> Any:
-    """The groups of `over`, and what is left of those of `base` without the same names."""
-    if not isinstance(over, LocatedList):
-        return over
-    named = {
-        name
-        for group in over
-        if isinstance(group, LocatedMap) and isinstance(group.get("values"), LocatedMap)
-        for name in group["values"]
-    }
-    merged = LocatedList(over.place)
-    for index, group in enumerate(base):
-        kept = group
-        if isinstance(group, LocatedMap) and isinstance(group.get("values"), LocatedMap):
-            kept = _without(group, named)
-        if kept is not None:
-            merged.append(kept)
-            merged.places.append(base.places[index])
-    merged.extend(over)
-    merged.places.extend(over.places)
-    return merged
-
-
-def _without(group: LocatedMap, names: set[str]) -> LocatedMap | None:
-    values = LocatedMap(group["values"].place)
-    for name, value in group["values"].items():
-        if name not in names:
-            values[name] = value
-            values.places[name] = group["values"].places[name]
-    if not values:
-        return None
-    kept = LocatedMap(group.place)
-    kept.update(group)
-    kept.places = group.places
-    kept["values"] = values
-    return kept
 
 
 def _judge_entries(draft: Draft) -> None:
@@ -249,97 +193,4 @@ def _judge_entries(draft: Draft) -> None:
             draft.devices[name] = entry
         elif isinstance(entry, LinkEntry):
             draft.links.append(entry)
-        _check_sources(draft, entry, raw, section, name)
-
-
-def _check_sources(draft: Draft, entry: Entry, raw: Any, section: str, name: str) -> None:
-    """Every `source` below an entry names a known source."""
-    pending: list[tuple[Any, Any, str]] = [(entry, raw, "")]
-    while pending:
-        value, part, path = pending.pop()
-        if isinstance(value, list):
-            for index, item in enumerate(value):
-                inner = part[index] if isinstance(part, LocatedList) else None
-                pending.append((item, inner, f"{path}.{index}"))
-        elif isinstance(value, Entry):
-            for key in type(value).model_fields:
-                inner = part.get(key) if isinstance(part, LocatedMap) else None
-                if inner is not None:
-                    pending.append((getattr(value, key), inner, f"{path}.{key}"))
-            if isinstance(value, Sourced) and isinstance(part, LocatedMap):
-                for source in value.source:
-                    if source not in draft.sources:
-                        place = part.places["source"]
-                        key = section if section == "links" else f"{section}.{name}"
-                        _dangling(draft, place, f"{key}{path}.source", source, draft.sources)
-
-
-def _dangling(draft: Draft, place: Place, key: str, name: str, known: Any) -> None:
-    kind = key.rsplit(".", 1)[-1]
-    required = f"a known {kind.replace('shared_with', 'family')}"
-    found = f"{name!r}, which no file has"
-    draft.problems.append(refusal(place, key, required, found, did_you_mean(name, known)))
-
-
-def _check_references(draft: Draft) -> None:
-    judged = {name for kind, name in draft.raws if kind == "families"}
-    architectures = {name for kind, name in draft.raws if kind == "architectures"}
-    devices = {name for kind, name in draft.raws if kind == "devices"}
-    for name, architecture in draft.architectures.items():
-        for key, families in (
-            ("family", [architecture.family]),
-            ("shared_with", architecture.shared_with),
-        ):
-            for family in families:
-                if family not in judged:
-                    place = draft.place("architectures", name, key)
-                    _dangling(draft, place, f"architectures.{name}.{key}", family, judged)
-    for name, device in draft.devices.items():
-        if device.family not in judged:
-            place = draft.place("devices", name, "family")
-            _dangling(draft, place, f"devices.{name}.family", device.family, judged)
-        if device.arch not in architectures:
-            place = draft.place("devices", name, "arch")
-            _dangling(draft, place, f"devices.{name}.arch", device.arch, architectures)
-        _check_arch_family(draft, name, device)
-    for (kind, name), raw in draft.raws.items():
-        if kind == "links" and isinstance(raw.get("device"), str) and raw["device"] not in devices:
-            _dangling(draft, raw.places["device"], "links.device", raw["device"], devices)
-
-
-def _check_arch_family(draft: Draft, name: str, device: DeviceEntry) -> None:
-    architecture = draft.architectures.get(device.arch)
-    if architecture is None:
-        return
-    families = [architecture.family, *architecture.shared_with]
-    if device.family not in families:
-        place = draft.place("devices", name, "arch")
-        required = f"an architecture of the family {device.family!r}"
-        found = f"{device.arch!r}, which is of {' and '.join(families)}"
-        remedy = "correct `arch` or `family`, or add the family to the architecture's `shared_with`"
-        draft.problems.append(refusal(place, f"devices.{name}.arch", required, found, remedy))
-
-
-def _check_pci_ids(draft: Draft) -> None:
-    owners: dict[tuple[str, str, str | None], tuple[str, bool]] = {}
-    for name, device in draft.devices.items():
-        family = draft.families.get(device.family)
-        if family is None:
-            continue
-        key = f"devices.{name}.identity.pci_devices"
-        place = draft.place("devices", name, "identity", "pci_devices")
-        if family.pci_vendor is None and device.identity.pci_devices:
-            required = f"a `pci_vendor` of the family {family.id!r} for PCI device ids"
-            draft.problems.append(refusal(place, key, required, "null", "set it in the family"))
-            continue
-        for pci in device.identity.pci_devices:
-            identity = (str(family.pci_vendor), pci.id, pci.subsystem)
-            is_told_apart = pci.told_apart_by is not None
-            rival = owners.setdefault(identity, (name, is_told_apart))
-            if (rival[0] == name and rival != (name, is_told_apart)) or (
-                rival[0] != name and not (is_told_apart or rival[1])
-            ):
-                required = "a PCI id of one device, or `subsystem` or `told_apart_by`"
-                found = f"{pci.id}, which {rival[0]!r} has as well"
-                remedy = "remove it, or state how the two are told apart"
-                draft.problems.append(refusal(place, key, required, found, remedy))
+            draft.link_names.append(name)

@@ -167,7 +167,7 @@ def _device(entry: DeviceEntry, arch: Architecture, origin: str) -> DeviceProfil
         memory_bytes=_bytes(entry.memory, per_card),
         usable_memory_bytes=_bytes(entry.usable_memory, per_card),
         memory_type=_fact(entry.memory_type),
-        memory_bandwidth=_bytes(entry.memory_bandwidth, per_card),
+        memory_bandwidth=_quantity(entry.memory_bandwidth, per_card),
         host_link=_fact(entry.host_link),
         host_link_bytes_per_s=_quantity(entry.host_link_bandwidth, per_card),
         fabric=_fact(entry.fabric),

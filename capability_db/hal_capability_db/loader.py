@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hal_capability_db.assembly import Draft, Layer, assemble
-from hal_capability_db.building import build
 from hal_capability_db.database import Database
 from hal_capability_db.errors import DatabaseError
 from hal_capability_db.located import parse, read_text, refusal
+
+# The models behind these take half of the time of a load: a plug-in that only imports this
+# package, as every probe does, must not pay for them.
+if TYPE_CHECKING:
+    from hal_capability_db.assembly import Draft, Layer
 
 BUILT_IN = "built-in"
 _DATA = Path(__file__).parent / "data"
@@ -18,19 +22,40 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _MAX_FILES = 1000
 
 
-def load_database(overlays: Sequence[Path | str] = ()) -> Database:
+def load_database(overlays: Sequence[Path | str] | None = None) -> Database:
     """The built-in database under `overlays`, each a file or a folder of files.
 
     It is read once per process and list of overlays.
 
+    Args:
+        overlays: later ones win; by default those of the setting `database.overlays`, as the
+            environment and the file that HAL_CONFIG names have it. `()` is the built-in data alone.
+
     Raises:
         DatabaseError: a file is refused; with its line, the key and what to do.
+        SettingsError: the setting cannot be read.
     """
-    return _load(tuple(Path(overlay).absolute() for overlay in overlays))
+    chosen = configured_overlays() if overlays is None else overlays
+    return _load(tuple(Path(overlay).absolute() for overlay in chosen))
+
+
+def configured_overlays() -> tuple[Path, ...]:
+    """The overlays that the setting `database.overlays` names.
+
+    Raises:
+        SettingsError: see `hal.settings.Settings.read`.
+    """
+    from hal.settings import Settings
+    from hal_capability_db.settings import DatabaseSettings
+
+    settings = Settings.read()
+    return settings.section("database", DatabaseSettings, consumer="capability database").overlays
 
 
 @lru_cache(maxsize=8)
 def _load(overlays: tuple[Path, ...]) -> Database:
+    from hal_capability_db.building import build
+
     draft = draft_database(overlays)
     if draft.problems:
         raise _first(draft.problems)
@@ -38,7 +63,13 @@ def _load(overlays: tuple[Path, ...]) -> Database:
 
 
 def draft_database(overlays: Sequence[Path]) -> Draft:
-    """Everything that is wrong with the built-in files under `overlays`, beside what is right."""
+    """Everything that is wrong with the built-in files under `overlays`, beside what is right.
+
+    If the first overlay says `complete: true`, as exports do, it stands alone.
+    """
+    from hal_capability_db.assembly import assemble
+    from hal_capability_db.references import check_references
+
     layers: list[Layer] = []
     problems: list[DatabaseError] = []
     if not any(_is_complete(overlay) for overlay in overlays[:1]):
@@ -51,6 +82,7 @@ def draft_database(overlays: Sequence[Path]) -> Draft:
             continue
         layers.append(_read_layer(str(overlay), files, problems))
     draft = assemble(layers)
+    check_references(draft)
     # A file that cannot be read leaves dangling references behind: its own problem comes first.
     draft.problems[:0] = problems
     return draft
@@ -77,6 +109,8 @@ def database_files(path: Path) -> tuple[Path, ...]:
 
 
 def _read_layer(name: str, files: Sequence[Path], problems: list[DatabaseError]) -> Layer:
+    from hal_capability_db.assembly import Layer
+
     documents = []
     for path in files:
         try:

@@ -138,7 +138,8 @@ class _Builder:
         """Add what one event says."""
         import yaml
 
-        place = Place(self._file, event.start_mark.line + 1)
+        mark = event.start_mark
+        place = Place(self._file, mark.line + 1 if mark is not None else 1)
         if isinstance(event, yaml.ScalarEvent):
             self._refuse_extras(event, place)
             self._add(event, place)
@@ -164,9 +165,7 @@ class _Builder:
 
     def _refusal(self, place: Place, required: str, found: str) -> DatabaseError:
         key = ".".join(name for name in self._keys if name is not None)
-        return refusal(
-            place, key, required, found, "write it as the reference of the database says"
-        )
+        return refusal(place, key, required, found, "write it as the built-in files do")
 
     def _refuse_extras(self, event: Any, place: Place) -> None:
         self._num_values += 1

@@ -15,6 +15,7 @@ from hal.cli.context import CliContext
 from hal.cli.output import print_error
 from hal.errors import PluginError, UsageError, UserError
 from hal.suggestions import did_you_mean
+from hal.variables import CONFIG_VARIABLE
 
 _USER_INTERRUPT_EXIT = 130
 
@@ -66,9 +67,16 @@ class LazyGroup(TyperGroup):
 
 def _shared(ctx: Any) -> CliContext:
     if not isinstance(ctx.obj, CliContext):
-        ctx.obj = CliContext(ctx.params.get("config"), bool(ctx.params.get("debug")))
+        ctx.obj = _create_context(ctx.params.get("config"), bool(ctx.params.get("debug")))
     shared: CliContext = ctx.obj
     return shared
+
+
+def _create_context(config: Path | None, is_debug: bool) -> CliContext:
+    """The context of this process, whose plug-ins and children read the same configuration."""
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config.absolute())
+    return CliContext(config, is_debug)
 
 
 def _load_plugin_commands(shared: CliContext, core: set[str]) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _root(
 ) -> None:
     """Detect accelerators, plan how a model runs on them, serve it; nothing falls back silently."""
     if not isinstance(ctx.obj, CliContext):
-        ctx.obj = CliContext(config, debug)
+        ctx.obj = _create_context(config, debug)
 
 
 def create_app() -> typer.Typer:

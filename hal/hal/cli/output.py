@@ -25,7 +25,8 @@ _STATUS_STYLES = {
 }
 
 
-def _console() -> Console:
+def create_console() -> Console:
+    """A console of the terminal's width, at most `MAX_COLUMNS`, that reads no markup."""
     columns = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
     return Console(width=columns, markup=False, highlight=False, emoji=False)
 
@@ -37,12 +38,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_STATUS_STYLES.get(cell, "")) for cell in row))
-    _console().print(table)
+    create_console().print(table)
 
 
 def print_text(text: str) -> None:
     """Text, wrapped to the width of tables."""
-    _console().print(Text(text))
+    create_console().print(Text(text))
 
 
 def print_json(document: Any) -> None:
