@@ -1,0 +1,192 @@
+"""`hal kernels list|check`: every Triton kernel with what its machine code proves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hal.cli.output import print_table, print_text
+from hal.errors import PlanError
+from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
+from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, write_evidence
+from hal_kernels.aot.targets import TARGETS, Target, find_target
+from hal_kernels.aot.variant import TritonKernel
+
+KERNELS_SCHEMA = "halstack.kernels/1"
+
+Names = Annotated[
+    list[str] | None, typer.Option("--kernel", help="Only this kernel; may be repeated.")
+]
+Archs = Annotated[
+    list[str] | None, typer.Option("--target", help="Only this architecture; may be repeated.")
+]
+
+
+def register_commands(cli: typer.Typer) -> None:
+    """Adds `kernels` with its commands to `cli`."""
+    app = typer.Typer(name="kernels", help="Triton kernels and what their machine code proves.")
+    app.command("list")(list_kernels)
+    app.command("check")(check_kernels)
+    cli.add_typer(app)
+
+
+def list_kernels(
+    kernel: Names = None,
+    target: Archs = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="Write JSON; - is standard output.")
+    ] = None,
+) -> None:
+    """Every kernel with its stored evidence: tier, instruction, registers, spills, memory."""
+    kernels, targets = _selected(kernel, target)
+    if json_ is not None:
+        _write_json(kernels_document(kernels, targets), json_)
+        return
+    rows = [
+        (
+            found.kernel,
+            found.target,
+            variant.dtype,
+            variant.config,
+            variant.tier,
+            _instruction(variant),
+            str(variant.registers or ""),
+            str(variant.spills),
+            f"{variant.shared_bytes / 1024:.0f}",
+        )
+        for found in _stored(kernels, targets)
+        for variant in found.variants
+    ]
+    columns = (
+        "kernel",
+        "target",
+        "dtype",
+        "config",
+        "tier",
+        "instruction",
+        "regs",
+        "spills",
+        "KiB",
+    )
+    print_table(columns, rows)
+
+
+def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> dict[str, Any]:
+    """Every kernel with its evidence on the targets, as plain data."""
+    return {
+        "schema": KERNELS_SCHEMA,
+        "kernels": [
+            {
+                "name": kernel.name,
+                "op": kernel.op,
+                "evidence": [
+                    dataclasses.asdict(variant)
+                    for found in _stored([kernel], targets)
+                    for variant in found.variants
+                ],
+            }
+            for kernel in kernels
+        ],
+    }
+
+
+def check_kernels(
+    kernel: Names = None,
+    target: Archs = None,
+    update: Annotated[bool, typer.Option("--update", help="Store what was found.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only kernels whose source changed since.")
+    ] = False,
+) -> None:
+    """Compile the kernels for their targets, without a device, and compare with what is stored.
+
+    Exit code 1 if something differs, unless --update stores it.
+    """
+    from hal_kernels.aot.compiling import compile_kernel
+
+    kernels, targets = _selected(kernel, target)
+    differing = []
+    for one in kernels:
+        for arch in targets:
+            stored = read_evidence(one.name, arch.arch)
+            if changed and stored is not None and stored.source_hash == one.source_hash():
+                continue
+            found = compile_kernel(one, arch)
+            if not found.variants:
+                continue
+            print_text(f"{one.name} {arch.arch}: {summary(found)}")
+            if update:
+                write_evidence(found)
+            elif stored is None or differences(stored, found):
+                differing.append(f"{one.name} on {arch.arch}: {differences(stored, found)}")
+    read_evidence.cache_clear()
+    if differing:
+        raise PlanError(
+            "hal kernels check",
+            "machine code as the stored evidence says",
+            "\n    ".join(differing),
+            "look at the difference, then store it: hal kernels check --update",
+        )
+
+
+def summary(found: KernelEvidence) -> str:
+    """How many variants are of which tier."""
+    tiers = [variant.tier for variant in found.variants]
+    return ", ".join(f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers))
+
+
+def differences(stored: KernelEvidence | None, found: KernelEvidence) -> str:
+    """What decides and differs; registers may differ between compiler versions, tiers may not."""
+    if stored is None:
+        return "nothing is stored"
+    if stored.source_hash != found.source_hash:
+        return f"source {stored.source_hash}, now {found.source_hash}"
+    before = {(v.dtype, v.config): v for v in stored.variants}
+    after = {(v.dtype, v.config): v for v in found.variants}
+    if before.keys() != after.keys():
+        return f"variants {sorted(before)}, now {sorted(after)}"
+    changed = [
+        f"{dtype} {config}: {before[dtype, config].describe()}, now {variant.describe()}"
+        for (dtype, config), variant in after.items()
+        if _deciding(variant) != _deciding(before[dtype, config])
+    ]
+    return "; ".join(changed)
+
+
+def _deciding(variant: Evidence) -> tuple[object, ...]:
+    return variant.tier, variant.instruction, variant.spills > 0, bool(variant.error)
+
+
+def _selected(
+    kernels: Sequence[str] | None, archs: Sequence[str] | None
+) -> tuple[list[TritonKernel], list[Target]]:
+    chosen = [find_kernel(name) for name in kernels or CATALOGUE]
+    return chosen, [find_target(arch) for arch in archs or [t.arch for t in TARGETS]]
+
+
+def _stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
+    for kernel in kernels:
+        for target in targets:
+            found = read_evidence(kernel.name, target.arch)
+            if found is not None:
+                yield found
+
+
+def _instruction(variant: Evidence) -> str:
+    if variant.error:
+        return variant.error
+    return f"{variant.instruction_count}× {variant.instruction}" if variant.instruction else ""
+
+
+def _write_json(document: dict[str, Any], path: Path) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
