@@ -15,6 +15,7 @@ from hal_backends.detecting.survey import Card, FamilySurvey, survey_family, wit
 
 if TYPE_CHECKING:
     from hal_backends.detecting.identity import Identity
+    from hal_capability_db import Database
 
 # Versions that decide what can run on any accelerator; a family adds its own.
 _PACKAGES = ("torch", "triton")
@@ -54,10 +55,9 @@ def _identified(
 ) -> tuple[FamilySurvey, Mapping[str, Identity]]:
     from hal.errors import UserError
     from hal_backends.detecting.identity import identify
-    from hal_capability_db import load_database
 
     try:
-        database = load_database()
+        database = known_devices()
         found = {c.device_id: identify(host, survey.rules, c, database) for c in survey.cards}
         # Without a tool only torch knows the name; it is asked only if the PCI id is not enough.
         is_open = any(i.profile is None for i in found.values()) and not survey.report.command
@@ -67,6 +67,21 @@ def _identified(
     except UserError as error:
         return replace(survey, cards=(), error=error), {}
     return survey, found
+
+
+def known_devices() -> Database:
+    """The capability database under the user's overlays (`database.overlays`). Read late: a host
+    without accelerators needs neither.
+
+    Raises:
+        DatabaseError, SettingsError: a file of devices or of settings is refused.
+    """
+    from hal.settings import Settings
+    from hal_capability_db import load_database
+    from hal_capability_db.settings import DatabaseSettings
+
+    section = Settings.read().section("database", DatabaseSettings, consumer="device detection")
+    return load_database(section.overlays)
 
 
 def detect_devices(host: HostProbe, rules: FamilyRules) -> Sequence[DetectedDevice]:
@@ -116,7 +131,6 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
             architecture is known.
     """
     from hal_backends.gpu.spec import device_spec
-    from hal_capability_db import load_database
 
     look = _look(host, rules)
     card = next((c for c in look.survey.cards if c.device_id == device.device_id), None)
@@ -128,7 +142,7 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
             "run `hal doctor`; a card that vanished needs a reset or a reboot",
         )
     identity = look.identities[card.device_id]
-    database = load_database()
+    database = known_devices()
     profile = identity.profile
     if profile is None:
         if not identity.arch:
@@ -149,9 +163,8 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
 def device_profiles(rules: FamilyRules, host: HostProbe | None = None) -> Sequence[DeviceSpec]:
     """Every product of the family, with torch and Triton as they are here."""
     from hal_backends.gpu.spec import device_spec
-    from hal_capability_db import load_database
 
-    database = load_database()
+    database = known_devices()
     host = host or LocalHost()
     software = {name: v for name in _PACKAGES if (v := host.package_version(name)) is not None}
     return [
