@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal_backends.gpu import (
+    aiter,
     collectives,
     torch_elementwise,
     torch_gemm,
@@ -17,6 +18,7 @@ from hal_backends.gpu import (
 from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
+    aiter.candidates,
     collectives.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
+from hal_backends.ascend import npu_attention, npu_ops
 from hal_backends.gpu import (
     collectives,
     torch_elementwise,
@@ -17,6 +18,8 @@ from hal_backends.gpu import (
 from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
+    npu_attention.candidates,
+    npu_ops.candidates,
     collectives.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,

@@ -12,6 +12,6 @@ def device_policy(device: DeviceSpec) -> DevicePolicy:
         vendor="Ascend",
         source="vllm-ascend platform.py",
         disables={
-            "*.attention.flash_attention*": "vllm-ascend resets it: Ascend's own fused attention serves",
+            "*.attention.flash_attention*": "Ascend's own fused attention serves instead",
         },
     )

@@ -7,7 +7,7 @@ environment variable is set; here it is a candidate like any other, and its abse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
@@ -33,6 +33,7 @@ from hal_backends.gpu.limits import (
 )
 from hal_backends.gpu.offers import NOT_RUN, Check, Offer, on_device
 from hal_backends.gpu.paged import physical_rows, positions_of_tokens
+from hal_backends.gpu.semantics import REQUANTIZED_BLOCKS
 from hal_backends.gpu.torch_gemm_loaders import as_kind, finished
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def _offers(device: DeviceSpec, archs: Sequence[str]) -> tuple[Offer, ...]:
             _load_block128(device),
             "gemm_a8w8_blockscale",
         ),
+        _requantized(device, common),
         offer(
             "norm.rms",
             "one pass, with the residual",
@@ -97,11 +99,51 @@ def _offers(device: DeviceSpec, archs: Sequence[str]) -> tuple[Offer, ...]:
         offer(
             "index_logits",
             "FP8 scores over paged keys",
-            lambda r: gather(_logits(r), feature(device, "triton")),
+            lambda r: gather(_logits(device, r), feature(device, "triton")),
             _load_logits(device),
             "pa_mqa_logits",
         ),
     )
+
+
+def _requantized(device: DeviceSpec, common: Callable[[], Sequence[Reason]]) -> Offer:
+    """What some stacks do on gfx942, which has no block-scaled FP8: lossy, so never silently."""
+
+    def check(r: GemmRequest) -> list[Reason]:
+        return gather(
+            scope("weight format", r.weight_format.name, ("fp8_block32_ue8m0_a8",)),
+            scope("dtype", r.dtype, ("bfloat16",)),
+            feature(device, matrix_feature(r, device)),
+            multiple("K", r.k, 128),
+            multiple("N", r.n, 128),
+            common(),
+        )
+
+    return Offer(
+        op="gemm",
+        implementation="aiter_requantized",
+        tier=Tier.NATIVE,
+        summary=f"AITER: 32x32 blocks requantised to 128x128 when the weight is bound; {NOT_RUN}",
+        check=check,
+        load=_load_block128(device, requantizes=True),
+        leaf=(Leaf(kind="kernel", name="gemm_a8w8_blockscale"),),
+        notes=lambda r: (REQUANTIZED_BLOCKS,),
+        requires=(_DISTRIBUTION,),
+        is_graph_safe=True,
+    )
+
+
+def block128(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight with any scales as e4m3fn [N, K] with float32 scales [N / 128, K / 128]."""
+    import torch
+
+    from hal.ops.low_precision import encode_fp8
+
+    n, k = weight.shape
+    tiles = weight.dequantize().view(n // 128, 128, k // 128, 128)
+    peak = tiles.abs().amax(dim=(1, 3), keepdim=True)
+    scale = torch.where(peak > 0, peak / 448.0, torch.ones_like(peak))
+    return encode_fp8(tiles / scale, "fp8_e4m3fn").view(n, k), scale.view(n // 128, k // 128)
 
 
 def _block128(device: DeviceSpec, r: GemmRequest) -> list[Reason]:
@@ -132,9 +174,12 @@ def _mla(r: MlaAttentionRequest) -> list[Reason]:
     )
 
 
-def _logits(r: IndexLogitsRequest) -> list[Reason]:
+def _logits(device: DeviceSpec, r: IndexLogitsRequest) -> list[Reason]:
+    kind = fp8_kind(device)
     return gather(
         scope("key_format", r.key_format, ("fp8_132",)),
+        # The cache's rows are e4m3fn; rewriting them at each call would cost what the kernel saves.
+        limit("FP8 encoding of the matrix unit", kind, "fp8_e4m3fn", is_met=kind == "fp8_e4m3fn"),
         scope("dtype", r.dtype, ("float8_e4m3fn",)),
         scope("phase", r.phase, ("decode",)),
         one_of("head_dim", r.head_dim, (128,)),
@@ -142,7 +187,7 @@ def _logits(r: IndexLogitsRequest) -> list[Reason]:
     )
 
 
-def _load_block128(device: DeviceSpec) -> Any:
+def _load_block128(device: DeviceSpec, *, requantizes: bool = False) -> Any:
     kind = fp8_kind(device)
 
     def load() -> Bind:
@@ -153,8 +198,9 @@ def _load_block128(device: DeviceSpec) -> Any:
         def bind(
             request: GemmRequest, *, weight: QuantizedWeight, bias: torch.Tensor | None = None
         ) -> Kernel:
-            stored, factor = as_kind(weight.data, kind)
-            blocks = weight.scale.float() * factor
+            values, blocks = block128(weight) if requantizes else (weight.data, weight.scale)
+            stored, factor = as_kind(values, kind)
+            blocks = blocks.float() * factor
 
             def product(x: torch.Tensor) -> torch.Tensor:
                 rounded, scales = quantize_groups(

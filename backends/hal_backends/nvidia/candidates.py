@@ -8,9 +8,13 @@ from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal_backends.gpu import (
     collectives,
+    deep_gemm,
     flash_attention,
+    flash_mla,
     flashinfer_attention,
+    flashinfer_mla,
     flashinfer_ops,
+    sgl_kernel_ops,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -21,9 +25,13 @@ from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
+    deep_gemm.candidates,
     flash_attention.candidates,
+    flash_mla.candidates,
     flashinfer_attention.candidates,
+    flashinfer_mla.candidates,
     flashinfer_ops.candidates,
+    sgl_kernel_ops.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
