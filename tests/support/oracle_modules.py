@@ -9,8 +9,8 @@ import torch
 
 def randomised(module: Any, rng: torch.Generator, size: float = 0.3) -> Any:
     """The module with random parameters and float buffers; vectors near one."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if not tensor.dtype.is_floating_point:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not tensor.dtype.is_floating_point or "inv_freq" in name:
             continue
         values = torch.randn(tensor.shape, generator=rng) * size
         tensor.data.copy_(values + (1.0 if tensor.dim() == 1 and tensor.numel() > 3 else 0.0))
