@@ -155,6 +155,8 @@ class HostBuilder:
             above = self.root_port(
                 numa=numa, host_bridge=behind if isinstance(behind, HostBridge) else None, link=link
             )
+        elif above.is_switch:
+            above = self._port_below(above, ids, link)
         return self._port_below(above, ids, link, is_switch=True)
 
     def device(
