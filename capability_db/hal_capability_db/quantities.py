@@ -22,7 +22,7 @@ def value_text(value: Any, unit: str = "") -> str:
     if unit in _RATES:
         return f"{_number(value / 1e12)} T{_RATES[unit]}"
     if unit == "B":
-        return _bytes_text(value)
+        return _bytes_text(round(value))
     if unit == "B/s":
         return f"{_number(value / 1e12)} TB/s" if value >= 1e12 else f"{_number(value / 1e9)} GB/s"
     if unit == "s":
@@ -41,9 +41,11 @@ def _dtype_rank(name: str) -> tuple[int, str]:
     return (MATRIX_DTYPES.index(name) if known else len(MATRIX_DTYPES), name)
 
 
-def _bytes_text(count: float) -> str:
+def _bytes_text(count: int) -> str:
     if count < 1 << 20:
         return f"{_number(count / 1024)} KiB"
+    if count % (1 << 30) == 0:
+        return f"{count >> 30} GiB"
     if count % 1e6 == 0:
         return f"{_number(count / 1e9)} GB"
     if count < 1 << 30:

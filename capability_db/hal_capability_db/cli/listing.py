@@ -119,7 +119,7 @@ def _devices(database: Database, family: str) -> Listing:
     columns: list[Column] = [
         Column("device", is_fixed=True),
         Column("arch", is_fixed=True),
-        Column("GB", is_number=True),
+        Column("memory", is_number=True),
         Column("GB/s", is_number=True),
         Column("BF16", is_number=True),
         Column("FP8", is_number=True),
@@ -133,7 +133,7 @@ def _devices(database: Database, family: str) -> Listing:
             (
                 device.id,
                 device.arch,
-                _scaled(device.memory_bytes, 1e9),
+                _short(device.memory_bytes),
                 _scaled(device.memory_bandwidth, 1e9),
                 _rate(device, "bfloat16"),
                 _rate(device, "fp8", "mxfp8"),
