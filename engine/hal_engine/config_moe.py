@@ -90,10 +90,13 @@ def read_hashed_moe(values: StrictValues, layers: int, *, default_hash_layers: i
 
 
 def _counts(values: StrictValues, key: str) -> tuple[int, int]:
-    experts = values.integer(key, most=MAX_EXPERTS)
-    for alias in ("num_local_experts", "num_experts"):
-        if alias != key and alias in values and values.integer(alias, most=MAX_EXPERTS) != experts:
-            raise values.error(alias, f"{key} ({experts})", values.raw(alias))
+    """Experts, under the family's key or one of its other spellings, and those of a token."""
+    aliases = [key, *(k for k in ("num_local_experts", "num_experts") if k != key)]
+    given = {k: values.integer(k, most=MAX_EXPERTS) for k in aliases if k in values}
+    experts = next(iter(given.values()), 0) or values.integer(key, most=MAX_EXPERTS)
+    for alias, count in given.items():
+        if count != experts:
+            raise values.error(alias, f"{next(iter(given))} ({experts})", count)
     picked = values.integer("num_experts_per_tok", most=MAX_EXPERTS)
     if picked > experts:
         raise values.error("num_experts_per_tok", f"at most {key} ({experts})", picked)

@@ -10,6 +10,7 @@ from hal_engine.config_parts import IndexerConfig
 from hal_engine.models.site_parts import Call, SiteParts
 
 QUERY_TENSOR = "self_attn.indexer.wq_b.weight"
+QUERY_TENSOR_OF_V4 = "self_attn.compressor.indexer.q_b_proj.weight"
 WEIGHTS_TENSOR = "self_attn.indexer.weights_proj.weight"
 # The query is rounded like the keys that it meets are, but always to 8 bits.
 _QUERY_GROUP = 128
@@ -23,7 +24,8 @@ def index_query_sites(
     mla, compressed = parts.config.mla, parts.config.compressed
     latent = mla.q_lora_rank if mla is not None else compressed.q_lora_rank if compressed else 0
     width = indexer.num_heads * indexer.head_dim
-    yield "indexer.q_proj", parts.linear(layer, (QUERY_TENSOR,), width, latent)
+    tensor = QUERY_TENSOR_OF_V4 if parts.config.family == "deepseek_v4" else QUERY_TENSOR
+    yield "indexer.q_proj", parts.linear(layer, (tensor,), width, latent)
     yield (
         "indexer.weights_proj",
         parts.linear(
