@@ -12,18 +12,20 @@ from hal_backends.gpu import (
     torch_elementwise,
     torch_gemm,
     torch_index,
+    torch_latent,
     torch_sdpa,
     triton_kernels,
 )
 from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
+    collectives.candidates,
     npu_attention.candidates,
     npu_ops.candidates,
-    collectives.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
+    torch_latent.candidates,
     torch_sdpa.candidates,
     triton_kernels.candidates,
 )

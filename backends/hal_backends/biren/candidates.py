@@ -11,6 +11,7 @@ from hal_backends.gpu import (
     torch_elementwise,
     torch_gemm,
     torch_index,
+    torch_latent,
     torch_sdpa,
     triton_kernels,
 )
@@ -21,6 +22,7 @@ LIBRARIES: tuple[Library, ...] = (
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
+    torch_latent.candidates,
     torch_sdpa.candidates,
     triton_kernels.candidates,
 )

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
+from hal_backends.cambricon import mlu_ops
 from hal_backends.gpu import (
     collectives,
     torch_elementwise,
     torch_gemm,
     torch_index,
+    torch_latent,
     torch_sdpa,
     triton_kernels,
 )
@@ -18,9 +20,11 @@ from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
+    mlu_ops.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
+    torch_latent.candidates,
     torch_sdpa.candidates,
     triton_kernels.candidates,
 )

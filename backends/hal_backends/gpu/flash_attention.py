@@ -7,14 +7,15 @@ and what it takes beyond the original is that vendor's own code's word.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata, AttentionRequest
-from hal.reasons import Reason
+from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
 from hal_backends.gpu.limits import (
     architecture,
@@ -37,20 +38,28 @@ _DTYPES = ("bfloat16", "float16")
 # setup.py's FLASH_ATTN_CUDA_ARCHS: 80, 90, 100, 120. 86 and 89 run the code of 80, 103 that of 100.
 _FA2_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 _FA3_ARCHS = ("sm_90",)
+_PAGE_MULTIPLE = 256  # tokens of a page in the original's version 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorBuild:
-    """A vendor's own build of FlashAttention 2.
+    """A vendor's own build of FlashAttention, or its library with the same functions.
 
-    distribution, tag: what its version looks like ("+metax"). page_multiple: of tokens, as the
-    vendor's serving plug-in uses it. install: where it comes from.
+    distribution, tag: what its version looks like ("+metax"; "" for a library of the vendor's
+    own). module: where its function is imported from, interface: whose arguments it takes, those of
+    the original's version 2 ("fa2", "vllm" for vLLM's form of it) or 3 ("fa3"). page_multiple: of
+    tokens, as the vendor's serving plug-in uses it; 0 if nobody says, then the original's rule is
+    known to hold and anything else is claimed at best. install: where it comes from. archs: that
+    it is written for, all of the vendor's if none are named.
     """
 
     distribution: str
     tag: str
-    page_multiple: int
     install: str
+    module: str = "flash_attn"
+    interface: Literal["fa2", "vllm", "fa3"] = "fa2"
+    page_multiple: int = 0
+    archs: tuple[str, ...] = ()
 
 
 def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
@@ -94,7 +103,7 @@ def _fa2(device: DeviceSpec) -> Offer:
             _common(r),
             _same_head_dims(r),
             architecture(device, _FA2_ARCHS, why="the library's kernels are compiled for them"),
-            multiple("block_size", r.block_size, 256),
+            multiple("block_size", r.block_size, _PAGE_MULTIPLE),
             software(device, "flash-attn", ">=2.7,<3"),
         ),
         load=_load_2,
@@ -105,23 +114,44 @@ def _fa2(device: DeviceSpec) -> Offer:
 
 
 def _vendor(device: DeviceSpec, build: VendorBuild) -> Offer:
+    def installed() -> list[Reason]:
+        if build.tag:
+            return build_tag(device, build.distribution, build.tag, install=build.install)
+        return software(device, build.distribution, install=build.install)
+
     return Offer(
         op="attention",
-        implementation="flash_attention_2",
+        implementation="vendor_flash_attention",
         tier=Tier.NATIVE,
-        summary=f"the vendor's build of FlashAttention 2 over pages; {NOT_RUN}",
+        summary=f"{build.distribution}, the vendor's FlashAttention over pages; {NOT_RUN}",
         check=lambda r: gather(
             _common(r),
             _same_head_dims(r),
             limit("softcap", r.softcap, "0", is_met=r.softcap == 0),
-            multiple("block_size", r.block_size, build.page_multiple),
-            build_tag(device, build.distribution, build.tag, install=build.install),
+            _vendor_pages(r, build),
+            architecture(device, build.archs, why="the build's own") if build.archs else (),
+            installed(),
         ),
-        load=_load_2,
+        load=_loader(build),
         leaf=(Leaf(kind="kernel", name="flash_fwd"),),
         requires=(build.distribution,),
         is_graph_safe="graph_capture" in device.features,
     )
+
+
+def _vendor_pages(r: AttentionRequest, build: VendorBuild) -> list[Reason]:
+    if build.page_multiple:
+        return multiple("block_size", r.block_size, build.page_multiple)
+    if r.block_size % _PAGE_MULTIPLE == 0:
+        return []
+    return [
+        Reason(
+            what="block_size",
+            required=f"a multiple of {_PAGE_MULTIPLE} as in the original, or this size verified",
+            found=f"{r.block_size}, about which {build.distribution} says nothing public",
+            kind=ReasonKind.UNVERIFIED,
+        )
+    ]
 
 
 def _fa3(device: DeviceSpec) -> Offer:
@@ -158,57 +188,43 @@ def _window(request: AttentionRequest) -> tuple[int, int]:
     return (request.window - 1, 0) if request.window else (-1, -1)
 
 
+def _loader(build: VendorBuild) -> Callable[[], Bind]:
+    return lambda: _bound(build.module, build.interface)
+
+
 def _load_2() -> Bind:
-    from flash_attn import flash_attn_varlen_func
-
-    def bind(
-        request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
-    ) -> Kernel:
-        def kernel(
-            q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
-        ) -> torch.Tensor:
-            out: torch.Tensor = flash_attn_varlen_func(
-                q.reshape(-1, request.num_heads, request.head_dim),
-                k_cache,
-                v_cache,
-                cu_seqlens_q=meta.query_start_loc,
-                cu_seqlens_k=_ends(meta.seq_lens),
-                max_seqlen_q=meta.max_query_len,
-                max_seqlen_k=meta.max_seq_len,
-                softmax_scale=scale,
-                causal=request.is_causal,
-                window_size=_window(request),
-                softcap=request.softcap,
-                block_table=meta.block_table,
-            )
-            return out.flatten(1)
-
-        return kernel
-
-    return bind
+    return _bound("flash_attn", "fa2")
 
 
 def _load_3() -> Bind:
-    from flash_attn_interface import flash_attn_with_kvcache
+    return _bound("flash_attn_interface", "fa3")
+
+
+def _bound(module: str, interface: str) -> Bind:
+    library = importlib.import_module(module)
+    name = "flash_attn_with_kvcache" if interface == "fa3" else "flash_attn_varlen_func"
+    function = getattr(library, name)
 
     def bind(
         request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
     ) -> Kernel:
+        options = {
+            "softmax_scale": scale,
+            "causal": request.is_causal,
+            "window_size": _window(request),
+        }
+        if request.softcap:
+            options["softcap"] = request.softcap
+
         def kernel(
             q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
         ) -> torch.Tensor:
-            result: Any = flash_attn_with_kvcache(
+            result: Any = function(
                 q.reshape(-1, request.num_heads, request.head_dim),
                 k_cache,
                 v_cache,
-                cache_seqlens=meta.seq_lens,
-                page_table=meta.block_table,
-                cu_seqlens_q=meta.query_start_loc,
-                max_seqlen_q=meta.max_query_len,
-                softmax_scale=scale,
-                causal=request.is_causal,
-                window_size=_window(request),
-                softcap=request.softcap,
+                **options,
+                **_lengths(interface, meta),
             )
             out: torch.Tensor = result[0] if isinstance(result, tuple) else result
             return out.flatten(1)
@@ -216,6 +232,17 @@ def _load_3() -> Bind:
         return kernel
 
     return bind
+
+
+def _lengths(interface: str, meta: AttentionMetadata) -> dict[str, Any]:
+    """The step's metadata by the names that each interface has for it."""
+    queries = {"cu_seqlens_q": meta.query_start_loc, "max_seqlen_q": meta.max_query_len}
+    if interface == "fa3":
+        return queries | {"cache_seqlens": meta.seq_lens, "page_table": meta.block_table}
+    keys = {"max_seqlen_k": meta.max_seq_len, "block_table": meta.block_table}
+    if interface == "vllm":
+        return queries | keys | {"seqused_k": meta.seq_lens}
+    return queries | keys | {"cu_seqlens_k": _ends(meta.seq_lens)}
 
 
 def _ends(seq_lens: torch.Tensor) -> torch.Tensor:

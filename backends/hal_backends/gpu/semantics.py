@@ -27,10 +27,6 @@ SCALES_TO_POWERS_OF_TWO = SemanticNote(
     name="scales_to_powers_of_two",
     text="float32 scales of weights and activations are rounded up to powers of two",
 )
-INT8_KV = SemanticNote(
-    name="int8_kv_for_fp8",
-    text="cached rows are stored in int8 where the request says FP8",
-)
 UNSTABLE_TIES = SemanticNote(
     name="unstable_ties",
     text="which of two equal scores is chosen is not specified; the op picks the lower index",

@@ -11,18 +11,22 @@ from hal_backends.gpu import (
     torch_elementwise,
     torch_gemm,
     torch_index,
+    torch_latent,
     torch_sdpa,
     triton_kernels,
 )
 from hal_backends.gpu.offers import Library, from_libraries
+from hal_backends.kunlunxin import xtorch_kernels
 
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
+    torch_latent.candidates,
     torch_sdpa.candidates,
     triton_kernels.candidates,
+    xtorch_kernels.candidates,
 )
 
 

@@ -8,19 +8,29 @@ from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal_backends.gpu import (
     collectives,
+    flash_attention,
     torch_elementwise,
     torch_gemm,
     torch_index,
+    torch_latent,
     torch_sdpa,
     triton_kernels,
 )
 from hal_backends.gpu.offers import Library, from_libraries
 
+_FLASH_ATTENTION = flash_attention.VendorBuild(
+    distribution="flash-attn",
+    tag="+ppu",
+    install="T-Head's wheel, for its SDK",
+)
+
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
+    flash_attention.vendor_build(_FLASH_ATTENTION),
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,
+    torch_latent.candidates,
     torch_sdpa.candidates,
     triton_kernels.candidates,
 )
