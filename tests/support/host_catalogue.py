@@ -117,7 +117,7 @@ def _h200(host: HostBuilder) -> Expected:
     parts.cuda_torch(host)
     host.package("flash-attn", "2.8.3")
     host.package("deep-gemm", "2.1.1")
-    return one("nvidia", "h200-nvl", 8)
+    return one("nvidia", "h200-sxm", 8)
 
 
 @_host("nvidia-unknown-product", "an NVIDIA card whose PCI id nobody listed, of a known capability")

@@ -64,8 +64,13 @@ def ask_torch(host: HostProbe, torch_device: str, module: str) -> TorchReport:
             )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         return TorchReport(problem=f"answer not understood: {one_line(str(error))}", was_asked=True)
-    said = one_line(output.stderr[-400:]) or one_line(output.stdout[-400:]) or "nothing"
+    said = _last_line(output.stderr) or _last_line(output.stdout) or "nothing"
     return TorchReport(problem=f"exit code {output.exit_code}: {said}", was_asked=True)
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback, the exception."""
+    return one_line(next((line for line in reversed(text.splitlines()) if line.strip()), ""))
 
 
 def main(arguments: list[str]) -> int:
