@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
+import importlib.metadata
 import itertools
 import re
 import typing
@@ -18,12 +18,13 @@ from typing import Any, Literal, get_args, get_origin
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal.errors import RequestError
-from hal.hookspecs import BackendInfo
+from hal.hookspecs import ENTRY_POINT_GROUP, BackendInfo
 from hal.ops import CATALOGUE
 from hal.ops.formats import DTYPE_BYTES, FORMATS, WeightFormat
 from hal.ops.request import OpFamily, OpRequest
 from hal.plugins.listing import list_plugins
 from hal.reasons import ReasonKind
+from hal_backends.detecting.accelerator import AcceleratorPlugin
 
 _INTEGERS = (64, 1, 17, 320, 200_000)
 _FLOATS = (0.0, 30.0)
@@ -39,12 +40,15 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @functools.cache
 def backends() -> tuple[tuple[BackendInfo, Any], ...]:
-    """(info, module) of halstack's own plug-ins that may offer candidates."""
+    """(info, plug-in) of halstack's own plug-ins that may offer candidates and run here. The
+    accelerators have tables of their own, device by device."""
     found = []
     for entry in list_plugins():
         if entry.distribution == "halstack" and not entry.shadowed_by:
-            module = importlib.import_module(entry.value)
-            if hasattr(module, "hal_kernel_candidates"):
+            point = importlib.metadata.EntryPoint(entry.name, entry.value, ENTRY_POINT_GROUP)
+            module = point.load()
+            is_accelerator = isinstance(module, AcceleratorPlugin)
+            if hasattr(module, "hal_kernel_candidates") and not is_accelerator:
                 found.append((module.hal_backend_info(), module))
     return tuple(sorted(found, key=lambda pair: ("devices" not in pair[0].provides, pair[0].name)))
 

@@ -1,8 +1,8 @@
 """The hooks of a plug-in: all there is between halstack and an accelerator.
 
-A plug-in is a module named by an entry point of the group `hal.backends`; it implements hooks with
-`hal.hookimpl`. Every hook takes keyword arguments and is called through one typed wrapper
-(`hal.plugins.calls`), which checks what comes back.
+A plug-in is a module, or an object in one (`package.module:name`), named by an entry point of the
+group `hal.backends`; it implements hooks with `hal.hookimpl`. Every hook takes keyword arguments
+and is called through one typed wrapper (`hal.plugins.calls`), which checks what comes back.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+PLUGINS = [
+    *("amd", "ascend", "biren", "cambricon", "cpu", "database", "enflame", "engine", "gaudi"),
+    *("hygon", "iluvatar", "intel_xpu", "kernels", "kunlunxin", "metax", "moore_threads", "nvidia"),
+    *("reference", "tecorigin", "thead"),
+]
 PACKAGES = {"hal", "hal_backends", "hal_capability_db", "hal_engine", "hal_kernels"}
 COMMAND_DEADLINE_S = 180
 CONFIG = {
@@ -77,8 +82,8 @@ def check_entry_points(distribution: importlib.metadata.Distribution) -> None:
         "entry points",
         {
             "console_scripts": ["hal"],
-            "hal.backends": ["cpu", "engine", "reference"],
-            "hal.settings": ["engine", "serve"],
+            "hal.backends": PLUGINS,
+            "hal.settings": ["database", "engine", "serve"],
         },
         {group: sorted(names) for group, names in groups.items()},
     )
@@ -99,7 +104,7 @@ def check_commands(distribution: importlib.metadata.Distribution) -> None:
     """The command works, up to a plan made from a config.json."""
     require("hal version", distribution.version, run_hal("version", "--json")["halstack"])
     plugins = run_hal("doctor", "--list", "--json")
-    require("plug-ins", ["cpu", "engine", "reference"], sorted(p["name"] for p in plugins))
+    require("plug-ins", PLUGINS, sorted(p["name"] for p in plugins))
     require("their problems", [], [p["problem"] for p in plugins if p["problem"]])
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
