@@ -16,6 +16,7 @@ from pathlib import Path
 
 import sources
 import support
+import support_matrix
 import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,10 +25,13 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "docs/support.md",
+    "docs/support-matrix.md",
     "docs/plugins.md",
     "docs/serving.md",
     "docs/plan.md",
 )
+# Files that are generated as a whole.
+FILES: dict[str, Callable[[], str]] = {"docs/support-matrix.csv": support_matrix.csv}
 _PART = re.compile(
     r"(<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>[^>]*?))? -->\n)"
     r"(?P<text>.*?)(<!-- end generated -->)",
@@ -38,6 +42,9 @@ Maker = Callable[[str], str]
 MAKERS: dict[str, Maker] = {
     "ops-by-backend": lambda _: support.ops_by_backend(),
     "candidates": lambda _: support.candidates(),
+    "matrix": lambda _: support_matrix.page(),
+    "matrix-letters": lambda _: support_matrix.legend(),
+    "matrix-requests": lambda _: support_matrix.columns(),
     "op-arguments": lambda _: support.op_arguments(),
     "families": lambda _: tables.families(),
     "weight-formats": lambda _: tables.weight_formats(),
@@ -79,10 +86,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if not current")
     check = parser.parse_args().check
     outdated = []
-    for document in DOCUMENTS:
+    for document in (*DOCUMENTS, *FILES):
         path = ROOT / document
-        before = path.read_text(encoding="utf-8")
-        after = render(before, document)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        after = FILES[document]() if document in FILES else render(before, document)
         if after != before:
             outdated.append(document)
             if not check:

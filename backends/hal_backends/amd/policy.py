@@ -7,7 +7,7 @@ from hal.device import DevicePolicy, DeviceSpec
 _CUDA_ONLY = {
     "*.deep_gemm*": "DeepGEMM is compiled for Hopper's and Blackwell's matrix instructions",
     "*.flashinfer*": "FlashInfer is compiled for CUDA architectures",
-    "*cudnn*": "cuDNN runs on NVIDIA's chips",
+    "*_cudnn*": "cuDNN runs on NVIDIA's chips",
     "*.collective.*symmetric*": "torch's symmetric memory over NVLink",
     "*.collective.*pcie_ipc*": "CUDA IPC handles",
 }

@@ -39,11 +39,14 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _KERNEL = "hal_kernels.collective.triton"
 _FABRICS = ("nvlink", "xgmi")
 # Hopper and data-centre Blackwell behind NVSwitch; vLLM's tables have no sm_12x.
+_PCIE_IPC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 _SYMMETRIC = ("sm_90", "sm_100", "sm_103")
 
 
 def peer_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
-    offers = [_one_shot(device), _two_shot(device)]
+    offers = []
+    if "triton" in device.features | device.unverified_features:
+        offers += [_one_shot(device), _two_shot(device)]
     if device.backend == "nvidia":
         offers += [_flashinfer_pcie(device), *_symmetric_memory(device)]
     return on_device(offers, "collective", device)
@@ -170,6 +173,7 @@ def _flashinfer_pcie(device: DeviceSpec) -> Offer:
             one_of("world_size", r.world_size, (2, 4, 8)),
             _size(r, 0, _MOST_BYTES),
             scope("width in packs of 16 bytes", r.width % pack, (0,)),
+            architecture(device, _PCIE_IPC, why="FlashInfer is compiled for them"),
             software(device, "flashinfer-python", ">=0.7.4"),
         )
 

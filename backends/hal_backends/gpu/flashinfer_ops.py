@@ -1,7 +1,7 @@
 """FlashInfer's kernels for norms, activations, rope, top-k, and its quantised products.
 
 Limits after flashinfer-python 0.7.4: norm/__init__.py, activation.py, rope.py, topk.py,
-gemm/gemm_base.py (the `supported_compute_capability` lists).
+gemm/gemm_base.py (its lists of supported capabilities).
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def _rope(r: RopeRequest) -> list[Reason]:
     return gather(
         scope("dtype", r.dtype, _HALF),
         limit("head_dim", r.head_dim, "64, 128 or 256", is_met=r.head_dim in (64, 128, 256)),
+        limit("num_kv_heads", r.num_kv_heads, "at least 1", is_met=r.num_kv_heads > 0),
         flag("is_inverse", bool(getattr(r, "is_inverse", False)), required=False),
         limit(
             "rotary_start",

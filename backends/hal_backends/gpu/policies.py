@@ -23,9 +23,9 @@ FOREIGN_MECHANISMS: Mapping[str, str] = {
     "*.collective.*pcie_ipc*": "CUDA IPC handles",
     "*.deep_gemm*": "DeepGEMM is compiled for Hopper's and Blackwell's matrix instructions",
     "*.flashinfer*": "FlashInfer is compiled for CUDA architectures",
-    "*cudnn*": "cuDNN runs on NVIDIA's chips",
+    "*_cudnn*": "cuDNN runs on NVIDIA's chips",
     "*.aiter*": "AITER is compiled for AMD's CDNA",
-    "*tma*": "the tensor memory accelerator is Hopper's and Blackwell's",
+    "*.*_tma*": "the tensor memory accelerator is Hopper's and Blackwell's",
 }
 
 

@@ -18,6 +18,6 @@ def device_policy(device: DeviceSpec) -> DevicePolicy:
         "VLLM_DISABLE_DSA=0); left alone, a sparse model runs dense",
         allows=("*.aiter*",) if device.arch in _AITER_ARCHS else (),
         disables={
-            "*mxfp4*": "MXFP4 is removed from the supported formats (vllm_hcu platforms/hcu.py)",
+            "*_mxfp4*": "MXFP4 is removed from the supported formats (vllm_hcu platforms/hcu.py)",
         },
     )

@@ -1,0 +1,310 @@
+"""The requests that the support matrix asks every candidate about: calls of real models, by name.
+
+Their order is the order of the letters in docs/support-matrix.csv, so a new one goes to the end of
+its op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hal.ops.activation import GatedActivationRequest
+from hal.ops.attention import AttentionRequest
+from hal.ops.collective import CollectiveRequest
+from hal.ops.compressed_attention import CompressedAttentionRequest
+from hal.ops.embedding import EmbeddingRequest
+from hal.ops.engram import EngramRequest
+from hal.ops.formats import FORMATS
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.hyper_connection import HyperConnectionRequest
+from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_top_k import IndexTopKRequest
+from hal.ops.kv_compressor import KvCompressorRequest
+from hal.ops.kv_write import KvWriteRequest
+from hal.ops.layer_norm import LayerNormRequest
+from hal.ops.mla_attention import MlaAttentionRequest
+from hal.ops.moe_dispatch import MoeDispatchRequest
+from hal.ops.moe_router import MoeRouterRequest
+from hal.ops.norm import RmsNormRequest
+from hal.ops.quantize import QuantizeRequest
+from hal.ops.request import OpRequest, TokenRange
+from hal.ops.rope import RopeRequest
+from hal.ops.sampling import TopKTopPRequest
+
+_TOKENS = TokenRange(1, 64)
+_LONG = TokenRange(1024, 8192)
+_BF16 = {"dtype": "bfloat16", "tokens": _TOKENS}
+
+
+def _attention(phase: Any, heads: int, kv_heads: int, head_dim: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {
+        "v_head_dim": head_dim,
+        "block_size": 64,
+        "dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "tokens": _TOKENS if phase == "decode" else _LONG,
+    } | more
+    return AttentionRequest(
+        phase=phase, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **given
+    )
+
+
+def _latent(heads: int, kv_format: Any, top_k: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"rope_dim": 64, "block_size": 64, "phase": "decode", **_BF16} | more
+    return MlaAttentionRequest(
+        num_heads=heads, kv_lora_rank=512, kv_format=kv_format, top_k=top_k, **given
+    )
+
+
+def _compressed(window: Any, main: Any, top_k: int, ratio: int) -> OpRequest:
+    return CompressedAttentionRequest(
+        num_heads=64,
+        head_dim=512,
+        rope_dim=64,
+        window=128,
+        top_k=top_k,
+        compress_ratio=ratio,
+        has_sinks=True,
+        window_format=window,
+        main_format=main,
+        block_size=64,
+        phase="decode",
+        **_BF16,
+    )
+
+
+def _gemm(name: str, **more: Any) -> OpRequest:
+    dtype = name if FORMATS[name].is_dense else "bfloat16"
+    given: dict[str, Any] = {"n": 4096, "k": 7168, "dtype": dtype, "tokens": _TOKENS} | more
+    return GemmRequest(weight_format=FORMATS[name], **given)
+
+
+def _experts(name: str) -> OpRequest:
+    return GroupedGemmRequest(
+        num_experts=256,
+        experts_per_token=8,
+        n=4096,
+        k=7168,
+        weight_format=FORMATS[name],
+        **_BF16,
+    )
+
+
+def _index(heads: int, key_format: Any, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {
+        "block_size": 64,
+        "dtype": "float8_e4m3fn",
+        "phase": "decode",
+        "tokens": _TOKENS,
+    } | more
+    return IndexLogitsRequest(num_heads=heads, head_dim=128, key_format=key_format, **given)
+
+
+def _all_reduce(world: int, transport: str, p2p: Any, tokens: int, **more: Any) -> OpRequest:
+    """5120 values of bfloat16 per token: 10 KiB for one, 80 MiB for 8192."""
+    given: dict[str, Any] = {"kind": "all_reduce", "dtype": "bfloat16", "width": 5120} | more
+    return CollectiveRequest(
+        world_size=world, transport=transport, p2p=p2p, tokens=TokenRange(1, tokens), **given
+    )
+
+
+def _kv(kv_format: Any, head_dim: int) -> OpRequest:
+    return KvWriteRequest(
+        num_kv_heads=1,
+        head_dim=head_dim,
+        v_head_dim=0,
+        block_size=64,
+        kv_dtype="uint8",
+        kv_format=kv_format,
+        **_BF16,
+    )
+
+
+def _router(scoring: Any, experts: int, top_k: int, **more: Any) -> OpRequest:
+    return MoeRouterRequest(
+        scoring=scoring, num_experts=experts, top_k=top_k, tokens=_TOKENS, **more
+    )
+
+
+def _quantize(out: Any, group: int, scale: Any) -> OpRequest:
+    return QuantizeRequest(group_size=group, out_dtype=out, scale_dtype=scale, width=7168, **_BF16)
+
+
+REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
+    "attention": {
+        "llama-70b decode": _attention("decode", 64, 8, 128),
+        "llama-70b prefill": _attention("prefill", 64, 8, 128),
+        "float16 decode": _attention("decode", 32, 4, 128, dtype="float16", kv_dtype="float16"),
+        "float32 prefill": _attention("prefill", 9, 3, 64, dtype="float32", kv_dtype="float32"),
+        "softcap 256 prefill": _attention("prefill", 16, 8, 256, softcap=50.0),
+        "sinks and window decode": _attention("decode", 64, 8, 64, has_sinks=True, window=128),
+        "fp8 cache decode": _attention("decode", 64, 8, 128, kv_dtype="float8_e4m3fn"),
+        "pages of 256 decode": _attention("decode", 64, 8, 128, block_size=256),
+        "pages of 16, one head decode": _attention("decode", 64, 1, 128, block_size=16),
+        "192 and 128 prefill": _attention("prefill", 128, 128, 192, v_head_dim=128),
+    },
+    "mla_attention": {
+        "v3.2 decode": _latent(128, "fp8_656", 2048),
+        "v3.2 prefill": _latent(128, "bf16", 2048, phase="prefill", tokens=_LONG),
+        "glm-5 decode": _latent(64, "fp8_656", 2048),
+        "16 heads decode": _latent(16, "fp8_656", 2048),
+        "16 heads bf16 decode": _latent(16, "bf16", 2048),
+        "1152 rows decode": _latent(64, "fp8_656", 1152),
+        "dense decode": _latent(128, "bf16", 0),
+        "no rope decode": _latent(32, "bf16", 2048, rope_dim=0),
+    },
+    "compressed_attention": {
+        "v4 listed": _compressed("v4_584", "v4_584", 512, 4),
+        "v4 all entries": _compressed("v4_584", "v4_584", 0, 128),
+        "v4 window": _compressed("v4_584", "v4_584", 0, 0),
+        "v4.1 listed": _compressed("v41_528", "fp4_288", 512, 2),
+        "bf16 listed": _compressed("bf16", "bf16", 512, 4),
+    },
+    "index_logits": {
+        "v3.2 decode": _index(64, "fp8_132"),
+        "v3.2 prefill": _index(64, "fp8_132", phase="prefill", tokens=_LONG),
+        "v4.1 decode": _index(32, "fp4_68"),
+        "bf16 decode": _index(64, "bf16", dtype="bfloat16"),
+    },
+    "index_top_k": {
+        "v3.2": IndexTopKRequest(top_k=2048, tokens=_TOKENS),
+        "v4.1 publishing": IndexTopKRequest(
+            top_k=512, candidate_blocks=2048, publishes_candidates=True, tokens=_TOKENS
+        ),
+        "v4.1 limited": IndexTopKRequest(top_k=512, candidate_blocks=2048, tokens=_TOKENS),
+        "glm-5.3 pools": IndexTopKRequest(top_k=2048, pool_size=16, tokens=_TOKENS),
+    },
+    "kv_compressor": {
+        "v4 overlapping 4": KvCompressorRequest(
+            ratio=4, head_dim=512, is_overlapping=True, **_BF16
+        ),
+        "v4 128": KvCompressorRequest(ratio=128, head_dim=512, is_overlapping=False, **_BF16),
+    },
+    "gemm": {name: _gemm(name) for name in FORMATS}
+    | {
+        "bfloat16 bias": _gemm("bfloat16", has_bias=True),
+        "bfloat16 gated": _gemm("bfloat16", epilogue="silu_gated"),
+        "fp8_block128_a8 K 1000": _gemm("fp8_block128_a8", k=1000, n=1000),
+    },
+    "grouped_gemm": {
+        name: _experts(name)
+        for name in (
+            "bfloat16",
+            "int8_channel_a8",
+            "fp8_block128_a8",
+            "fp8_block128_ue8m0_a8",
+            "fp8_block32_ue8m0_a8",
+            "mxfp4",
+            "mxfp4_a8",
+            "nvfp4_a4",
+        )
+    },
+    "moe_router": {
+        "v3 sigmoid": _router(
+            "sigmoid", 256, 8, num_groups=8, num_groups_picked=4, has_bias=True, route_scale=2.5
+        ),
+        "glm-5 sigmoid": _router("sigmoid", 256, 8, has_bias=True, route_scale=2.5),
+        "qwen softmax": _router("softmax", 128, 8),
+        "v4 sqrt_softplus": _router("sqrt_softplus", 256, 6, has_bias=True, route_scale=1.5),
+        "v4 hash": _router("hash", 256, 6, route_scale=1.5),
+    },
+    "moe_dispatch": {
+        kind: MoeDispatchRequest(kind=kind, num_experts=256, top_k=8, hidden_size=7168, **_BF16)
+        for kind in ("permute", "combine")
+    },
+    "hyper_connection": {
+        kind: HyperConnectionRequest(
+            kind=kind, num_streams=4, hidden_size=4096, sinkhorn_iterations=20, **_BF16
+        )
+        for kind in ("pre", "post")
+    },
+    "quantize": {
+        "fp8 groups of 128": _quantize("fp8_e4m3fn", 128, "float32"),
+        "fp8 groups of 128 ue8m0": _quantize("fp8_e4m3fn", 128, "ue8m0"),
+        "fp8 groups of 32 ue8m0": _quantize("fp8_e4m3fn", 32, "ue8m0"),
+        "int8 rows": _quantize("int8", 0, "float32"),
+        "mxfp4": _quantize("mxfp4", 32, "ue8m0"),
+        "nvfp4": _quantize("nvfp4", 16, "e4m3"),
+    },
+    "norm.rms": {
+        "bfloat16": RmsNormRequest(hidden_size=7168, **_BF16),
+        "residual": RmsNormRequest(hidden_size=7168, has_residual=True, **_BF16),
+        "heads": RmsNormRequest(hidden_size=128, rows_per_token=64, **_BF16),
+        "float32": RmsNormRequest(hidden_size=576, dtype="float32", tokens=_TOKENS),
+        "int8 rows": RmsNormRequest(hidden_size=7168, quantize="int8_per_token", **_BF16),
+    },
+    "layer_norm": {"indexer keys": LayerNormRequest(hidden_size=128, has_bias=True, **_BF16)},
+    "rope": {
+        "half split": RopeRequest(
+            num_heads=64, num_kv_heads=8, head_dim=128, rotary_dim=128, **_BF16
+        ),
+        "interleaved": RopeRequest(
+            num_heads=64,
+            num_kv_heads=1,
+            head_dim=64,
+            rotary_dim=64,
+            style="interleaved",
+            **_BF16,
+        ),
+        "inverse, trailing": RopeRequest(
+            num_heads=64,
+            num_kv_heads=0,
+            head_dim=512,
+            rotary_dim=64,
+            rotary_start=448,
+            is_inverse=True,
+            style="interleaved",
+            **_BF16,
+        ),
+    },
+    "activation.gated": {
+        "silu": GatedActivationRequest(width=2048, **_BF16),
+        "clamped silu": GatedActivationRequest(width=2048, clamp=10.0, **_BF16),
+        "gelu": GatedActivationRequest(width=2048, activation="gelu_tanh", **_BF16),
+    },
+    "embedding": {"bfloat16": EmbeddingRequest(vocab_size=129280, hidden_size=7168, **_BF16)},
+    "kv_write": {
+        "bfloat16": KvWriteRequest(
+            num_kv_heads=8,
+            head_dim=128,
+            v_head_dim=128,
+            block_size=64,
+            kv_dtype="bfloat16",
+            **_BF16,
+        ),
+        "fp8_656": _kv("fp8_656", 576),
+        "v4_584": _kv("v4_584", 512),
+        "fp4_288": _kv("fp4_288", 512),
+    },
+    "sample.top_k_top_p": {"129280": TopKTopPRequest(vocab_size=129280, tokens=_TOKENS)},
+    "engram": {
+        kind: EngramRequest(
+            num_heads=8,
+            max_ngram=4,
+            row_width=256,
+            hidden_size=5120,
+            num_streams=4,
+            kind=kind,
+            **_BF16,
+        )
+        for kind in ("gather", "mix")
+    },
+    "collective": {
+        "2 on PCIe, no P2P, 10 KiB": _all_reduce(2, "pcie", "none", 1),
+        "8 on PCIe, no P2P, 10 KiB": _all_reduce(8, "pcie", "none", 1),
+        "8 on PCIe, P2P claimed, 10 KiB": _all_reduce(8, "pcie", "claimed", 1),
+        "8 on PCIe, P2P verified, 10 KiB": _all_reduce(8, "pcie", "verified", 1),
+        "8 on PCIe, P2P verified, 640 KiB": _all_reduce(8, "pcie", "verified", 64),
+        "8 on PCIe, P2P verified, 80 MiB": _all_reduce(8, "pcie", "verified", 8192),
+        "8 on PCIe across sockets, 10 KiB": _all_reduce(8, "pcie", "verified", 1, distance="SYS"),
+        "8 on NVLink, verified, 10 KiB": _all_reduce(8, "nvlink", "verified", 1),
+        "8 on NVLink, claimed, 10 KiB": _all_reduce(8, "nvlink", "claimed", 1),
+        "4 on NVLink bridges, 10 KiB": _all_reduce(4, "nvlink", "verified", 1, is_full_mesh=False),
+        "8 on xGMI, verified, 10 KiB": _all_reduce(8, "xgmi", "verified", 1),
+        "8 on the vendor's fabric": _all_reduce(8, "hccs", "claimed", 64),
+        "8 on NVLink, verified, 640 KiB": _all_reduce(8, "nvlink", "verified", 64),
+        "8 on NVLink, verified, 80 MiB": _all_reduce(8, "nvlink", "verified", 8192),
+        "all_gather, 8 on PCIe": _all_reduce(8, "pcie", "claimed", 64, kind="all_gather"),
+    },
+}
