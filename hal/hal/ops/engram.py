@@ -134,7 +134,7 @@ def _gather(
             element="fp8_e4m3fn",
             scale_kind="ue8m0",
         )
-        return values.view(ids.shape[0], -1).to(dtype)
+        return values.view(ids.shape[0], request.rows_per_token * width).to(dtype)
 
     return gather
 
@@ -149,7 +149,7 @@ def _mix(
 
     def mix(streams: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         dtype = accumulation_dtype(streams)
-        rows = kv.to(dtype).view(-1, request.num_streams + 1, request.hidden_size)
+        rows = torch.unflatten(kv.to(dtype), 1, (-1, request.hidden_size))
         exact = streams.to(dtype)
         dots = normed(exact, query_weight) * normed(rows[:, :-1], key_weight)
         score = dots.sum(dim=-1) / math.sqrt(request.hidden_size)

@@ -133,9 +133,11 @@ def _weights(
     request: HyperConnectionRequest, mixes: tuple[torch.Tensor, ...], eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """pre [T, N], post [T, N], and comb [T, N, N] after Sinkhorn, columns first."""
+    import torch
+
     pre, post, comb = mixes
     n = request.num_streams
-    comb = comb.view(-1, n, n).softmax(dim=2) + eps
+    comb = torch.unflatten(comb, 1, (n, n)).softmax(dim=2) + eps
     comb = comb / (comb.sum(dim=1, keepdim=True) + eps)
     for _ in range(request.sinkhorn_iterations - 1):
         comb = comb / (comb.sum(dim=2, keepdim=True) + eps)

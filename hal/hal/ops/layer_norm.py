@@ -50,7 +50,7 @@ def reference(
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rows = x.to(dtype).reshape(*x.shape[:-1], -1, request.hidden_size)
+        rows = torch.unflatten(x.to(dtype), -1, (-1, request.hidden_size))
         centred = rows - rows.mean(dim=-1, keepdim=True)
         y = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps)
         y = y * weight.to(dtype)

@@ -83,7 +83,7 @@ def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
         tokens, choices = weights.shape
         each = torch.zeros((tokens * choices, y.shape[1]), dtype=dtype, device=y.device)
         each[source.long()] = y.to(dtype) * weights.flatten()[source.long()].to(dtype)[:, None]
-        return each.view(tokens, choices, -1).sum(dim=1).to(y.dtype)
+        return each.view(tokens, choices, y.shape[1]).sum(dim=1).to(y.dtype)
 
     return permute if request.kind == "permute" else combine
 

@@ -37,7 +37,7 @@ def reference(request: RmsNormRequest, *, weight: torch.Tensor, eps: float) -> C
 
     def norm(x: torch.Tensor) -> Any:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        rows = x.to(dtype).unflatten(-1, (-1, request.hidden_size))
+        rows = torch.unflatten(x.to(dtype), -1, (-1, request.hidden_size))
         y = rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps) * weight.to(dtype)
         y = y.flatten(-2)
         return quantize_rows(y) if request.quantize != "none" else y.to(x.dtype)
