@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hal.cli.context import cli_context
-from hal.cli.output import format_bytes, format_rate, print_json, print_table, print_text
-from hal.measurements import save_measurements, with_measurements
+from hal.cli.context import CliContext, cli_context
+from hal.cli.output import (
+    format_bytes,
+    format_rate,
+    picture_columns,
+    print_json,
+    print_lines,
+    print_table,
+    print_text,
+)
+from hal.errors import UsageError
 
 if TYPE_CHECKING:
     from hal.device import DeviceSpec
+    from hal.topology import Topology
 
 
 def register(app: typer.Typer) -> None:
@@ -28,28 +38,129 @@ def _devices(
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show how each value is known.")
     ] = False,
+    topology: Annotated[
+        bool,
+        typer.Option("--topology", help="Show where the devices are, their links and distances."),
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option(help="Write the topology as an SVG picture to this file.")
+    ] = None,
+    host: Annotated[
+        Path | None, typer.Option(help="Look at a recorded host instead of this one.")
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record this host to a file, without serial numbers, addresses and names."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The devices of this host, as their plug-ins describe them. Exit code 1 if there is none."""
-    registry = cli_context(ctx).backends
+    shared = cli_context(ctx)
+    if host is not None:
+        from hal.host import load_recorded_host
+
+        _refuse_with_host(measure, record)
+        shared.host = load_recorded_host(host)
+    if record is None:
+        specs = _describe(shared, measure)
+    else:
+        specs = _record(shared, measure, record)
+    found = _topology(shared, specs) if topology or svg is not None else None
+    if svg is not None and found is not None:
+        _write_svg(found, svg)
+    if as_json:
+        devices = [spec.to_dict() for spec in specs]
+        print_json(
+            {"devices": devices, "topology": found.to_dict()} if topology and found else devices
+        )
+    else:
+        _print(specs, found if topology else None, evidence)
+    if not specs:
+        raise typer.Exit(1)
+
+
+def _refuse_with_host(measure: bool, record: Path | None) -> None:
+    for option, is_given in (("--measure", measure), ("--record", record is not None)):
+        if is_given:
+            raise UsageError(
+                f"hal devices {option}",
+                "this machine",
+                "--host, another one as data",
+                f"leave out --host or {option}",
+            )
+
+
+def _describe(shared: CliContext, measure: bool) -> list[DeviceSpec]:
+    from hal.measurements import save_measurements, with_measurements
+
+    registry = shared.backends
     specs = [registry.describe(device.device_id) for device in registry.devices]
     if measure:
         specs = [registry.measure(spec) for spec in specs]
         for spec in specs:
             save_measurements(spec)
-    else:
-        specs = [with_measurements(spec) for spec in specs]
-    if as_json:
-        print_json([spec.to_dict() for spec in specs])
-    elif specs:
+        return specs
+    return [with_measurements(spec) for spec in specs]
+
+
+def _record(shared: CliContext, measure: bool, path: Path) -> list[DeviceSpec]:
+    """Describe the devices and write what the host was asked meanwhile, also if that fails: then
+    the recording is needed most."""
+    from hal.host import RecordingHost
+    from hal.host_capture import ask_usual_questions, save_recording
+
+    recorder = RecordingHost(shared.host)
+    shared.host = recorder
+    try:
+        specs = _describe(shared, measure)
+    finally:
+        ask_usual_questions(recorder)
+        saved = save_recording(recorder, path)
+        typer.echo(
+            f"Recorded to {path}: {len(saved.files)} files, {len(saved.commands)} commands, "
+            "without serial numbers, addresses and names. Look through it before you share it.",
+            err=True,
+        )
+        for gap in recorder.gaps:
+            typer.echo(f"Not recorded: {gap}.", err=True)
+    return specs
+
+
+def _topology(shared: CliContext, specs: Sequence[DeviceSpec]) -> Topology:
+    from hal.topology import detect_topology
+    from hal.topology.obstacles import obstacles_of
+
+    return detect_topology(shared.host, specs, obstacles_of(shared.survey))
+
+
+def _write_svg(topology: Topology, path: Path) -> None:
+    from hal.topology.svg import draw_svg
+
+    try:
+        path.write_text(draw_svg(topology), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"hal devices --svg {path}",
+            "a file that can be written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            "name another file",
+        ) from error
+
+
+def _print(specs: Sequence[DeviceSpec], topology: Topology | None, evidence: bool) -> None:
+    if specs:
         _print_specs(specs)
-        if evidence:
-            for spec in specs:
-                _print_evidence(spec)
     else:
         print_text("No device was detected; `hal doctor` shows what each plug-in found.")
-    if not specs:
-        raise typer.Exit(1)
+    if evidence:
+        for spec in specs:
+            _print_evidence(spec)
+    if topology is not None:
+        from hal.topology.terminal import draw_topology
+
+        print_lines(draw_topology(topology, picture_columns()))
 
 
 def _print_specs(specs: Sequence[DeviceSpec]) -> None:
@@ -62,16 +173,25 @@ def _print_specs(specs: Sequence[DeviceSpec]) -> None:
             str(spec.num_cores or ""),
             format_bytes(spec.memory_bytes),
             format_rate(spec.memory_bandwidth, "B/s"),
-            ", ".join(
-                f"{dtype} {format_rate(rate, 'OP/s')}"
-                for dtype, rate in sorted(spec.peak_flops.items())
-            ),
         )
         for spec in specs
     ]
-    columns = ("device", "name", "arch", "backend", "cores", "memory", "reads", "peak rates")
+    columns = ("device", "name", "arch", "backend", "cores", "memory", "reads")
+    whole = ("device", "memory", "reads")
     used = [n for n, _ in enumerate(columns) if any(row[n] for row in rows)]
-    print_table([columns[n] for n in used], [[row[n] for n in used] for row in rows])
+    print_table([columns[n] for n in used], [[row[n] for n in used] for row in rows], whole=whole)
+    _print_rates(specs)
+
+
+def _print_rates(specs: Sequence[DeviceSpec]) -> None:
+    """Peak rates, once for each kind of device."""
+    kinds = {(spec.name, spec.arch): spec.peak_flops for spec in specs if spec.peak_flops}
+    if kinds:
+        rows = [
+            (name, ", ".join(f"{dtype} {format_rate(rates[dtype], '')}" for dtype in sorted(rates)))
+            for (name, _), rates in kinds.items()
+        ]
+        print_table(("name", "peak rates, OP/s"), rows)
 
 
 def _print_evidence(spec: DeviceSpec) -> None:

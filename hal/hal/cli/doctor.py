@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hal.cli.context import CliContext, cli_context
 from hal.cli.output import print_json, print_table, print_text
+from hal.errors import UsageError
 from hal.plugins.listing import list_plugins
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from hal.plugins.registry import BackendRegistry
     from hal.plugins.states import PluginState
     from hal.plugins.survey import PluginSurvey
+    from hal.topology import PciFunction
 
     Check = tuple[str, SelfTestResult]  # device id, result
 
@@ -37,6 +41,9 @@ def _doctor(
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Also run each device's golden-value checks.")
     ] = False,
+    host: Annotated[
+        Path | None, typer.Option(help="Look at a recorded host instead of this one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Probe every plug-in and load those with devices.
@@ -48,9 +55,12 @@ def _doctor(
         _list(as_json)
         return
     shared = cli_context(ctx)
+    if host is not None:
+        _look_at(shared, host, self_test)
     conflict = shared.survey.claim_conflict()
     states = shared.survey.states if conflict is not None else shared.backends.states
     missing = shared.survey.missing_dependencies()
+    unclaimed = _unclaimed(shared, states)
     checks = _self_test(shared.backends) if self_test and conflict is None else []
     is_healthy = (
         conflict is None
@@ -59,13 +69,41 @@ def _doctor(
         and all(result.passed for _, result in checks)
     )
     if as_json:
-        print_json(_document(shared, states, conflict, checks) | {"healthy": is_healthy})
+        print_json(
+            _document(shared, states, conflict, checks)
+            | {"unclaimed": [asdict(item) for item in unclaimed], "healthy": is_healthy}
+        )
     else:
         _print(shared.survey, states, conflict, verbose)
+        _print_unclaimed(unclaimed)
         _print_checks(checks)
         print_text("All is well." if is_healthy else "Something needs attention: see above.")
     if not is_healthy:
         raise typer.Exit(1)
+
+
+def _look_at(shared: CliContext, recording: Path, self_test: bool) -> None:
+    from hal.host import load_recorded_host
+
+    if self_test:
+        raise UsageError(
+            "hal doctor --self-test",
+            "this machine",
+            "--host, another one as data",
+            "leave out --host or --self-test",
+        )
+    shared.host = load_recorded_host(recording)
+
+
+def _unclaimed(shared: CliContext, states: Sequence[PluginState]) -> tuple[PciFunction, ...]:
+    """PCI devices that look like accelerators and that no plug-in says anything about."""
+    from hal.topology.building import unclaimed_accelerators
+    from hal.topology.pci_tree import pci_addresses_in
+
+    texts = [*shared.survey.claims(), *(state.reason for state in states)]
+    for _, item in shared.survey.missing_dependencies():
+        texts += [item.hardware, *(f"{seen.source} {seen.found}" for seen in item.evidence)]
+    return unclaimed_accelerators(shared.host, pci_addresses_in(" ".join(texts)))
 
 
 def _self_test(registry: BackendRegistry) -> list[Check]:
@@ -75,6 +113,14 @@ def _self_test(registry: BackendRegistry) -> list[Check]:
         results = registry.self_test(spec, registry.create_runtime(spec))
         checks += [(device.device_id, result) for result in results]
     return checks
+
+
+def _print_unclaimed(functions: Sequence[PciFunction]) -> None:
+    for item in functions:
+        print_text(
+            f"Note: the accelerator {item.vendor_id}:{item.device_id} at {item.address} "
+            f"(class {item.pci_class}, driver {item.driver or 'none'}) is claimed by no plug-in."
+        )
 
 
 def _print_checks(checks: Sequence[Check]) -> None:

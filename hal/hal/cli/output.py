@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import typer
@@ -16,6 +16,7 @@ from rich.text import Text
 from hal.errors import UserError
 
 MAX_COLUMNS = 100
+_PICTURE_COLUMNS = 140
 _STATUS_STYLES = {
     "loaded": "green",
     "idle": "dim",
@@ -31,11 +32,29 @@ def create_console() -> Console:
     return Console(width=columns, markup=False, highlight=False, emoji=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """A table; long cells wrap. A cell that is a plug-in status is coloured on a terminal."""
+def picture_columns() -> int:
+    """How wide a picture may be: the terminal, but not so wide that lines cannot be followed."""
+    return min(_PICTURE_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
+
+
+def print_lines(lines: Iterable[Text]) -> None:
+    """Lines as they are, of at most `picture_columns`."""
+    console = Console(width=_PICTURE_COLUMNS, markup=False, highlight=False, emoji=False)
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    whole: Collection[str] = (),
+) -> None:
+    """A table; long cells wrap, but in columns named in `whole`. A cell that is a plug-in status is
+    coloured on a terminal."""
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
         table.add_row(*(Text(cell, style=_STATUS_STYLES.get(cell, "")) for cell in row))
     create_console().print(table)
@@ -76,5 +95,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_rate(rate: float | None, unit: str) -> str:
-    """`31.2 GB/s`; empty for nothing known."""
-    return "" if rate is None or rate <= 0 else f"{rate / 1e9:.4g} G{unit}"
+    """`31.2 GB/s`, `1.8 TB/s`; empty for nothing known."""
+    if rate is None or rate <= 0:
+        return ""
+    return f"{rate / 1e12:.4g} T{unit}" if rate >= 1e12 else f"{rate / 1e9:.4g} G{unit}"

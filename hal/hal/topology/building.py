@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from types import MappingProxyType
 
 from hal.device import Confidence, DeviceSpec
 from hal.host_probe import HostProbe
 from hal.topology.device_nodes import nodes_named_by_sysfs
 from hal.topology.distance import bytes_per_s_between, distance_between
-from hal.topology.model import Accelerator, DevicePair, NumaNode, PciFunction, PciKind, Topology
+from hal.topology.model import (
+    Accelerator,
+    DevicePair,
+    NumaNode,
+    Obstacle,
+    PciFunction,
+    PciKind,
+    Topology,
+)
 from hal.topology.numa import read_numa_nodes
 from hal.topology.pci_link import PciLink
 from hal.topology.pci_tree import is_accelerator_class, is_pci_address, read_pci_tree
@@ -23,13 +32,18 @@ from hal.topology.pci_tree import is_accelerator_class, is_pci_address, read_pci
 _P2P_ORDER = ("none", "claimed", "verified")
 
 
-def detect_topology(host: HostProbe, devices: Iterable[DeviceSpec] = ()) -> Topology:
+def detect_topology(
+    host: HostProbe,
+    devices: Iterable[DeviceSpec] = (),
+    obstacles: Mapping[str, Obstacle] = MappingProxyType({}),
+) -> Topology:
     """The topology of a host.
 
     Args:
         host: where to look.
         devices: the devices that plug-ins describe on it. Those without a PCI address, such as a
             CPU, are the host itself and no accelerators of the topology.
+        obstacles: PCI address -> what keeps a device that is not in `devices` from use.
 
     Raises:
         HostReadError: the folders of sysfs are there and cannot be read.
@@ -40,7 +54,7 @@ def detect_topology(host: HostProbe, devices: Iterable[DeviceSpec] = ()) -> Topo
     nodes = read_numa_nodes(host)
     claimed = [pci_address_of(spec) for spec in specs.values()]
     functions = read_pci_tree(host, claimed)
-    accelerators = _accelerators(host, specs, functions)
+    accelerators = _accelerators(host, specs, functions, obstacles)
     pairs = tuple(
         _pair(first, second, specs, functions, nodes)
         for first, second in combinations(accelerators, 2)
@@ -51,6 +65,20 @@ def detect_topology(host: HostProbe, devices: Iterable[DeviceSpec] = ()) -> Topo
         accelerators=accelerators,
         pairs=pairs,
         findings=_host_findings(nodes, functions, accelerators),
+    )
+
+
+def unclaimed_accelerators(host: HostProbe, claimed: Iterable[str]) -> tuple[PciFunction, ...]:
+    """PCI devices that look like accelerators and whose addresses are not in `claimed`.
+
+    Raises:
+        HostReadError: the folders of sysfs are there and cannot be read.
+    """
+    taken = set(claimed)
+    return tuple(
+        function
+        for address, function in read_pci_tree(host).items()
+        if _may_be_accelerator(function) and address not in taken
     )
 
 
@@ -65,7 +93,10 @@ def _is_off_the_bus(spec: DeviceSpec) -> bool:
 
 
 def _accelerators(
-    host: HostProbe, specs: Mapping[str, DeviceSpec], functions: Mapping[str, PciFunction]
+    host: HostProbe,
+    specs: Mapping[str, DeviceSpec],
+    functions: Mapping[str, PciFunction],
+    obstacles: Mapping[str, Obstacle],
 ) -> tuple[Accelerator, ...]:
     """Claimed devices and unclaimed ones that may be accelerators, in the order of the tree."""
     claimed = {pci_address_of(spec) for spec in specs.values()}
@@ -75,7 +106,7 @@ def _accelerators(
     found += [
         (address, None)
         for address, function in functions.items()
-        if address not in claimed and _may_be_accelerator(function)
+        if address not in claimed and (address in obstacles or _may_be_accelerator(function))
     ]
 
     def place(item: tuple[str, DeviceSpec | None]) -> tuple[int, str, str]:
@@ -86,7 +117,7 @@ def _accelerators(
     found.sort(key=place)
     shared = _shared_bridges([address for address, _ in found if address in functions], functions)
     return tuple(
-        _accelerator(host, number, address, spec, functions, shared)
+        _accelerator(host, number, address, spec, functions, shared, obstacles.get(address))
         for number, (address, spec) in enumerate(found)
     )
 
@@ -114,6 +145,7 @@ def _accelerator(
     spec: DeviceSpec | None,
     functions: Mapping[str, PciFunction],
     shared: frozenset[str],
+    obstacle: Obstacle | None,
 ) -> Accelerator:
     function = functions.get(address)
     own = _own_path(function, functions, shared) if function is not None else []
@@ -123,7 +155,8 @@ def _accelerator(
         number=number,
         device_id=spec.device_id if spec is not None else address,
         name=spec.name if spec is not None else _unclaimed_name(function),
-        backend=spec.backend if spec is not None else "",
+        backend=spec.backend if spec is not None else obstacle.backend if obstacle else "",
+        is_usable=spec is not None,
         address=address,
         numa_node=function.numa_node if function is not None else -1,
         link=_weakest(own),
@@ -133,7 +166,7 @@ def _accelerator(
         nodes=nodes,
         missing_nodes=missing,
         fabric=_attribute(spec, "fabric"),
-        findings=_findings(spec, function, own, address, missing),
+        findings=_findings(spec, function, own, address, missing, obstacle),
     )
 
 
@@ -179,10 +212,11 @@ def _findings(
     own: Sequence[PciFunction],
     address: str,
     missing: Sequence[str],
+    obstacle: Obstacle | None,
 ) -> tuple[str, ...]:
     found = []
     if spec is None:
-        found.append("no plug-in claims it")
+        found.append(obstacle.text if obstacle is not None else "no plug-in claims it")
     if function is None and address:
         found.append("sysfs does not show this PCI device")
     if function is not None and not function.driver:

@@ -101,6 +101,14 @@ class PciFunction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """What keeps a device from use, in words, and the plug-in that says so."""
+
+    backend: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """An accelerator of the host, claimed by a plug-in or not.
 
@@ -108,7 +116,8 @@ class Accelerator:
         number: its place in every list and picture of this topology.
         device_id: the id that its plug-in gave it, or its PCI address.
         name: what people call it.
-        backend: the plug-in that claims it, "" if none does.
+        backend: the plug-in that claims it or says why it cannot, "" if none does.
+        is_usable: whether a plug-in describes it as a device.
         address: its PCI address, "" if it is on no PCI bus.
         numa_node: -1 if not known.
         link: the narrowest link between it and what it shares with other accelerators.
@@ -123,6 +132,7 @@ class Accelerator:
     device_id: str
     name: str
     backend: str = ""
+    is_usable: bool = False
     address: str = ""
     numa_node: int = -1
     link: PciLink | None = None

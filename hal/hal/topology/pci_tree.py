@@ -24,6 +24,11 @@ def is_pci_address(text: str) -> bool:
     return _ADDRESS.fullmatch(text) is not None
 
 
+def pci_addresses_in(text: str) -> set[str]:
+    """Every PCI address that a text names."""
+    return set(_ADDRESS.findall(text.lower()))
+
+
 def is_accelerator_class(pci_class: str) -> bool:
     """Whether a class such as "0x030200" may be an accelerator's."""
     return pci_class.startswith(ACCELERATOR_CLASSES)

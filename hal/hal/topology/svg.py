@@ -165,7 +165,7 @@ def _bridge(
 
 
 def _card(canvas: SvgCanvas, topology: Topology, item: Accelerator, x: float, y: float) -> None:
-    is_sound = item.is_given and bool(item.backend)
+    is_sound = item.is_given and item.is_usable
     canvas.box(x, y, _CARD, _ROW - 8, "card" if item.is_given else "absent")
     canvas.hint("; ".join((item.name, item.device_id, *item.findings)))
     badge = "badge" if is_sound else "badge-warning" if item.is_given else "badge-bad"
@@ -175,8 +175,9 @@ def _card(canvas: SvgCanvas, topology: Topology, item: Accelerator, x: float, y:
     notes = [short_address(item.address, topology)] if item.address else []
     notes += [item.backend] if item.backend else ["no plug-in"]
     canvas.text(x + 48, y + 33, "  ·  ".join(notes), "small quiet")
-    if not item.is_given:
-        canvas.text(x + _CARD - 10, y + 33, "not given", "small bad-text", "end")
+    if not is_sound:
+        trouble = "not usable" if item.is_given else "not given"
+        canvas.text(x + _CARD - 10, y + 33, trouble, "small bad-text", "end")
 
 
 def _matrix(canvas: SvgCanvas, topology: Topology, top: float) -> tuple[float, float]:

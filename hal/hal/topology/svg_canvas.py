@@ -52,9 +52,8 @@ class SvgCanvas:
 
     def text(self, x: float, y: float, text: str, style: str, anchor: str = "start") -> None:
         """One line of text."""
-        self._parts.append(
-            f'<text class="{style}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{_clean(text)}</text>'
-        )
+        place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}"'
+        self._parts.append(f'<text class="{style}" {place}>{_clean(text)}</text>')
 
     def hint(self, text: str) -> None:
         """What a viewer shows when the pointer rests on the part added last."""

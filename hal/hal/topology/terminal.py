@@ -106,16 +106,18 @@ def _bridge_line(group: BridgeGroup, prefix: str, topology: Topology, width: int
 def _accelerator_line(item: Accelerator, prefix: str, topology: Topology, width: int) -> Text:
     line = Text(prefix, style=_QUIET)
     style = _accelerator_style(item)
-    line.append(f" {'■' if item.is_given and item.backend else '□'} ", style=f"not dim {style}")
+    line.append(f" {'■' if item.is_given and item.is_usable else '□'} ", style=f"not dim {style}")
     digits = len(str(len(topology.accelerators) - 1))
     line.append(f"{item.number:>{digits}}  ", style="not dim bold")
     if item.address:
         line.append(f"{short_address(item.address, topology)}  ", style="not dim")
         _append_link(line, item.link)
         line.append("  ")
-    line.append(item.name, style=f"not dim {'' if item.backend else _WARNING}")
+    line.append(item.name, style=f"not dim {'' if item.is_usable else _WARNING}")
     if not item.is_given:
         line.append("  not given", style=f"not dim {_BAD}")
+    elif not item.is_usable:
+        line.append("  not usable" if item.backend else "  unclaimed", style=f"not dim {_WARNING}")
     line.truncate(width, overflow="ellipsis")
     return line
 
@@ -123,7 +125,7 @@ def _accelerator_line(item: Accelerator, prefix: str, topology: Topology, width:
 def _accelerator_style(item: Accelerator) -> str:
     if not item.is_given:
         return _BAD
-    return _OK if item.backend else _WARNING
+    return _OK if item.is_usable else _WARNING
 
 
 def _append_link(line: Text, link: PciLink | None) -> None:
