@@ -19,7 +19,7 @@ from hal.step_costs import Step
 from hal.waivers import WaiverBook
 from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
-from hal_engine.models.accounting import kv_bytes_per_token
+from hal_engine.models.accounting import kv_bytes_per_sequence, kv_bytes_per_token, kv_copies
 from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
@@ -85,6 +85,11 @@ def plan_model(
     )
     sites = model_sites(config, precision, limits, options.tp, link or HOST_LINK)
     notes = [*precision.notes, *model_notes(config, options.tp)]
+    if per_sequence := kv_bytes_per_sequence(config, precision):
+        notes.append(
+            f"each sequence takes {per_sequence / 2**20:,.1f} MiB besides, however long it is: "
+            "windows and open states of compressors"
+        )
     if is_dense:
         notes += allow_dense_attention(sites, device, waivers, options.allow_semantics)
     inputs = PlanInputs(
@@ -105,6 +110,7 @@ def plan_model(
         model=_model_summary(config),
         settings=_settings_summary(options, precision, max_model_len, use or {}),
         kv_bytes_per_token=kv_bytes_per_token(config, precision),
+        kv_copies=kv_copies(config, options.tp),
         notes=[*notes, *_failed_plugins(registry)],
         versions=_versions(),
         world_size=options.tp,

@@ -17,7 +17,7 @@ from hal.waivers import WaiverBook, waiver_text
 from hal_engine.config import ModelConfig
 
 FEATURE = "sparse_attention"
-CHANGE = "dense-attention-for-sparse"
+CHANGE = "dense_attention_for_sparse"  # also the name of the candidates' note
 _OPS = ("mla_attention", "compressed_attention")
 
 

@@ -45,20 +45,23 @@ def stored_weight_bytes(site: OpSite) -> int:
 
 
 def memory_need(
-    sites: Sequence[OpSite], device: DeviceSpec, world_size: int, kv_bytes_per_token: int
+    sites: Sequence[OpSite],
+    device: DeviceSpec,
+    world_size: int,
+    kv_bytes_per_token: int,
+    kv_copies: int = 1,
 ) -> MemoryNeed:
     """The need of the fullest of `world_size` ranks.
 
-    A token's cache is taken to be shared by the ranks where the attention's heads are, which is
-    what `kv_bytes_per_token` over all ranks says; a latent cache that each rank keeps whole counts
-    whole in it.
+    A token's cache is shared by the ranks where each holds its heads' part of it. kv_copies: ranks
+    that keep the same rows, all of them for a cache that all heads read (latent, compressed).
     """
     per_rank: Counter[int] = Counter()
     for site in _each_weight_once(sites):
         for rank in site.ranks:
             per_rank[rank] += stored_weight_bytes(site)
     weights = max(per_rank.values(), default=0)
-    kv = -(-kv_bytes_per_token // world_size)
+    kv = -(-kv_bytes_per_token * kv_copies // world_size)
     memory = device.memory_bytes or None
     room = None if memory is None else int(memory * USABLE_SHARE) - weights
     tokens = max(0, room) // kv if room is not None and kv else None

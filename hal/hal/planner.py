@@ -194,6 +194,7 @@ def create_plan(
     model: Mapping[str, Any],
     settings: Mapping[str, Any],
     kv_bytes_per_token: int,
+    kv_copies: int = 1,
     notes: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
     world_size: int = 1,
@@ -203,6 +204,7 @@ def create_plan(
 ) -> Plan:
     """A plan for `world_size` ranks of the same device.
 
+    kv_bytes_per_token: over all ranks, of one copy; kv_copies: ranks that keep the same rows.
     steps: what the plan estimates times for. is_strict: see `plan_ops`; a plan that is not strict
     has its violations as data.
     """
@@ -223,7 +225,7 @@ def create_plan(
         decode_bound_us=_decode_bound_us(inputs) if world_size == 1 else None,
         link=inputs.link,
         steps=[estimate_step(ops, step, inputs.device, inputs.link) for step in steps],
-        memory=memory_need(inputs.sites, inputs.device, world_size, kv_bytes_per_token),
+        memory=memory_need(inputs.sites, inputs.device, world_size, kv_bytes_per_token, kv_copies),
         violations=planned.violations,
     )
 
