@@ -9,6 +9,7 @@ import tool_outputs as tools
 from recorded_hosts import HostBridge, HostBuilder, Port
 
 CUDA_LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.1"
+RTX_PRO = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
 
 
 def torch(host: HostBuilder, version: str, **variables: str) -> None:

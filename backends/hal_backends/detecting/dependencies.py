@@ -61,6 +61,12 @@ def _why_unusable(
             f"a working driver library: `{report.command}` says {report.problem}",
             software.driver_remedy,
         )
+    parts = [rules.partition_of(device) for device in report.device_at(function.address)]
+    if any(parts):
+        return (
+            f"a whole card: it is cut into {parts[0]}, which are not described yet",
+            "end the partitioning with the vendor's tool, or leave the card to others",
+        )
     return (
         f"an answer of the card: `{report.command}` does not list it",
         "look into the kernel's log; a card that fell off the bus needs a reset or a reboot",

@@ -46,6 +46,9 @@ def node_findings(
     Raises:
         DetectionError: there are nodes for some cards and nothing says for which.
     """
+    if is_passed_through(host, rule):
+        shown = rule.passed_through[1]
+        return {f.address: NodeFinding(access=Access.GIVEN, nodes=shown) for f in functions}
     missing = [node for node in rule.control if not host.exists(node)]
     if missing:
         shown = f"{', '.join(missing)} missing"
@@ -65,6 +68,11 @@ def node_findings(
         nodes = [node for node in card_nodes(host, rule) if node not in known.values()]
         found |= _by_number(rule, unknown, nodes, listed, hardware)
     return found
+
+
+def is_passed_through(host: HostProbe, rule: NodeRule) -> bool:
+    """Whether the hardware is reached in the other way that the rule knows."""
+    return all(path and host.exists(path) for path in rule.passed_through)
 
 
 def card_nodes(host: HostProbe, rule: NodeRule) -> list[str]:

@@ -36,8 +36,9 @@ class NodeRule:
 
     control: all of them are needed. pattern: the nodes of single cards, a regular expression over
     names in `folder`. node_of: the node of one card where the kernel says which it is, "" if not.
-    vendor_node: a node that no other vendor's driver makes, by which hardware is known where
-    sysfs is hidden.
+    vendor_node: a path that only this vendor's driver makes, by which hardware is known where
+    sysfs does not show it. passed_through: the same for another way to the hardware, which has one
+    node for everything and no nodes of cards: (path of the vendor's, node).
     """
 
     control: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class NodeRule:
     pattern: str = ""
     node_of: Callable[[HostProbe, PciFunction], str] | None = None
     vendor_node: str = ""
+    passed_through: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +105,9 @@ class FamilyRules:
     pci_vendor: "" where no PCI vendor id is known. is_accelerator: which functions of the vendor
     are accelerators; by default those of an accelerator's PCI class. drivers: kernel drivers that
     serve it, () for any. name_pattern: what names of this family look like. has_internal_switch:
-    see `scan_pci`. refine: what else the kernel tells of one device: "name" (the model's, where a
-    PCI id is shared), "arch", "memory_bytes", "num_cores", and attributes of the specification.
+    see `scan_pci`. partition_of: how the vendor calls the parts that a card is cut into, "" for a
+    whole card. refine: what else the kernel tells of one device: "name" (the model's, where a PCI
+    id is shared), "arch", "memory_bytes", "num_cores", and attributes of the specification.
     """
 
     backend: str
@@ -121,6 +124,7 @@ class FamilyRules:
     drivers: tuple[str, ...] = ()
     is_accelerator: Callable[[PciFunction], bool] = lambda function: has_class(function)
     has_internal_switch: bool = False
+    partition_of: Callable[[ToolDevice], str] = lambda device: ""
     refine: Callable[[HostProbe, Sighting], dict[str, str]] | None = None
 
 

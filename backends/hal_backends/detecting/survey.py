@@ -14,7 +14,13 @@ from hal.device import Evidence, MissingDependency
 from hal.errors import DetectionError, HalError, UserError
 from hal.host import HostProbe
 from hal_backends.detecting.dependencies import missing_software, unusable_cards
-from hal_backends.detecting.nodes import Access, NodeFinding, card_nodes, node_findings
+from hal_backends.detecting.nodes import (
+    Access,
+    NodeFinding,
+    card_nodes,
+    is_passed_through,
+    node_findings,
+)
 from hal_backends.detecting.pci import PciFunction, function_at, scan_pci
 from hal_backends.detecting.rules import FamilyRules, Sighting
 from hal_backends.detecting.software import Claim, TorchBuild, masquerade_claims, torch_build
@@ -88,7 +94,8 @@ def accelerators(host: HostProbe, rules: FamilyRules) -> list[PciFunction]:
 
 
 def _has_vendor_node(host: HostProbe, rules: FamilyRules) -> bool:
-    return bool(rules.nodes.vendor_node) and host.exists(rules.nodes.vendor_node)
+    node = rules.nodes.vendor_node
+    return (bool(node) and host.exists(node)) or is_passed_through(host, rules.nodes)
 
 
 def _gather(host: HostProbe, rules: FamilyRules, gathered: _Gathered) -> None:
@@ -144,7 +151,12 @@ def _conclude(host: HostProbe, rules: FamilyRules, gathered: _Gathered) -> Famil
     ]
     listed = gathered.report.devices
     if listed and any(device.address for device in listed):
-        usable = [f for f in usable if gathered.report.device_at(f.address)]
+        usable = [
+            f
+            for f in usable
+            if (found := gathered.report.device_at(f.address))
+            and not any(rules.partition_of(device) for device in found)
+        ]
     missing = unusable_cards(rules, gathered.functions, usable, gathered.findings, gathered.report)
     if usable:
         software, is_driver_complete = missing_software(

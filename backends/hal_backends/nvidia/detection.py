@@ -13,6 +13,7 @@ from hal_backends.detecting.rules import (
     Sighting,
     SoftwareRule,
     Tool,
+    ToolDevice,
     VisibleRule,
 )
 from hal_backends.detecting.tools import csv_parser
@@ -61,6 +62,10 @@ def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
     return found
 
 
+def _partition_of(device: ToolDevice) -> str:
+    return "MIG instances" if device.details.get("mig_mode") == "Enabled" else ""
+
+
 RULES = FamilyRules(
     backend="nvidia",
     family="nvidia",
@@ -75,6 +80,7 @@ RULES = FamilyRules(
         pattern=r"nvidia\d+",
         node_of=_node_of,
         vendor_node="/dev/nvidiactl",
+        passed_through=("/usr/lib/wsl/lib/libcuda.so.1", "/dev/dxg"),  # Windows' driver, in WSL
     ),
     visible=VisibleRule(
         layers=(("CUDA_VISIBLE_DEVICES",),), order_variable=("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -112,5 +118,6 @@ RULES = FamilyRules(
             ),
         ),
     ),
+    partition_of=_partition_of,
     refine=_refine,
 )
