@@ -155,7 +155,7 @@ def _condition(family: OpFamily, candidate: KernelCandidate, what: str, witness:
     for name, values in _choices(family).items():
         if len(values) < 2 or not _is_categorical(values):
             continue
-        variants = {_text(v): dataclasses.replace(witness, **{name: v}) for v in values}
+        variants = _variants(witness, name, values)
         reasons = {text: candidate.not_supported_reasons(r) for text, r in variants.items()}
         served = {
             text: any(r.what == what for r in unmet)
@@ -169,6 +169,17 @@ def _condition(family: OpFamily, candidate: KernelCandidate, what: str, witness:
         if not is_its_own and holding and len(holding) < len(served):
             conditions.append(" or ".join(holding))
     return f" (for {', '.join(conditions)})" if conditions else ""
+
+
+def _variants(witness: OpRequest, name: str, values: Sequence[Any]) -> dict[str, OpRequest]:
+    """The request with each value of one argument that does not contradict the others."""
+    found = {}
+    for value in values:
+        try:
+            found[_text(value)] = dataclasses.replace(witness, **{name: value})
+        except RequestError:
+            continue
+    return found
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from hal.errors import PlanError
-from hal.ops.formats import FORMATS
+from hal.ops.formats import FORMATS, WeightFormat
 from hal.reasons import ReasonKind
 from hal.settings_sections import SettingsCatalogue
 from hal.tiers import Tier
@@ -62,17 +62,38 @@ def weight_formats() -> str:
         types[name].insert(0, "safetensors")
     rows = []
     for name, format_ in FORMATS.items():
-        if format_.group_size is None:
-            scales = "–"
-        else:
-            group = format_.group_size
-            scales = f"{format_.scale_dtype} per {group or 'output channel'}"
-            scales += "" if format_.is_symmetric else ", with a minimum"
-        activations = "as they are" if format_.activation == "float" else "int8, scale per token"
-        origin = ", ".join(types.get(name, [])) or "made on request"
-        rows.append([f"`{name}`", str(format_.bits), scales, activations, origin])
+        made = "made on request" if format_.element == "int" else "not read yet"
+        origin = ", ".join(types.get(name, [])) or made
+        value = f"{format_.bits}"
+        if format_.element != "int":
+            value += f", {format_.element.partition('_')[2]}"
+        activations = _ACTIVATIONS[format_.activation]
+        rows.append([f"`{name}`", value, _scales(format_), activations, origin])
     columns = ("format", "bits", "scales", "activations in the product", "stored in")
     return markdown(columns, rows)
+
+
+_ACTIVATIONS = {
+    "float": "as they are",
+    "int8_per_token": "int8, scale per token",
+    "fp8_per_token": "e4m3, scale per token",
+    "fp8_group128": "e4m3, float32 per 128",
+    "fp8_group128_ue8m0": "e4m3, ue8m0 per 128",
+    "fp8_group32": "e4m3, float32 per 32",
+    "mxfp8_group32": "e4m3, ue8m0 per 32",
+    "mxfp4_group32": "e2m1, ue8m0 per 32",
+    "nvfp4_group16": "e2m1, e4m3 per 16",
+}
+
+
+def _scales(format_: WeightFormat) -> str:
+    if format_.group_size is None:
+        return "–"
+    group = str(format_.group_size or "output channel")
+    if format_.block_n > 1:
+        group = f"{format_.block_n}×{group}"
+    minimum = "" if format_.is_symmetric else ", with a minimum"
+    return f"{format_.scale_dtype} per {group}{minimum}"
 
 
 def precisions() -> str:
@@ -116,7 +137,7 @@ def _small_config() -> ModelConfig:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        return read_config(path)
+        return read_config(path / "config.json")
 
 
 class _NoEngine:

@@ -352,8 +352,15 @@ def test_ops_lists_the_catalogue(hal: Hal) -> None:
     assert done.returncode == 0, done.stderr
     ops = {op["op"]: op for op in json.loads(done.stdout)}
     assert {"attention", "gemm", "norm.rms", "collective"} <= ops.keys()
-    assert "head_dim" in ops["attention"]["arguments"]
-    assert_plain_and_narrow(hal(["ops"]).stdout)
+    assert ops["attention"]["arguments"]["head_dim"] == "int"
+    assert ops["mla_attention"]["arguments"]["kv_format"] == "'bf16' | 'fp8_656'"
+    assert "hyper_connection.head" in ops["hyper_connection"]["labels"]
+    text = hal(["ops"]).stdout
+    assert_plain_and_narrow(text)
+    for op, fields in ops.items():
+        assert re.search(rf"^ *{re.escape(op)} ", text, re.MULTILINE), op
+        for name in set(fields["arguments"]) - {"phase", "tokens", "graph_mode"}:
+            assert name in text
 
 
 def assert_plain_and_narrow(text: str) -> None:

@@ -1,11 +1,17 @@
 """`hal ops`: the op catalogue."""
 
 import dataclasses
-from typing import Annotated
+import typing
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from hal.cli.output import print_json, print_table
+from hal.cli.output import print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from hal.ops import OpFamily
+
+_OF_EVERY_OP = ("phase", "tokens", "graph_mode")
 
 
 def register(app: typer.Typer) -> None:
@@ -17,31 +23,42 @@ def _ops(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = 
     """Every op of the catalogue, with the arguments that decide which kernel can serve it."""
     from hal.ops import CATALOGUE
 
-    document = [
-        {
-            "op": family.name,
-            "summary": family.summary,
-            "arguments": {
-                field.name: field.type if isinstance(field.type, str) else field.type.__name__
-                for field in dataclasses.fields(family.request_type)
-            },
-            "has_weight": family.is_weighted,
-            "tolerances": {
-                dtype: {"rtol": bound.rtol, "atol": bound.atol}
-                for dtype, bound in family.tolerances.items()
-            },
-        }
-        for family in CATALOGUE.values()
-    ]
     if as_json:
-        print_json(document)
+        print_json([_document(family) for family in CATALOGUE.values()])
         return
     rows = [
         (
-            family.name,
+            "\n".join((family.name, *(f"  .{kind}" for kind in family.kinds))),
             family.summary,
-            ", ".join(f.name for f in dataclasses.fields(family.request_type)),
+            ", ".join(n for n in _arguments(family) if n not in _OF_EVERY_OP),
         )
         for family in CATALOGUE.values()
     ]
     print_table(("op", "what it does", "arguments that decide"), rows)
+    print_text(f"Of every op: {', '.join(_OF_EVERY_OP)}. `--json` adds types and tolerances.")
+
+
+def _document(family: "OpFamily") -> dict[str, Any]:
+    return {
+        "op": family.name,
+        "summary": family.summary,
+        "labels": family.labels(),
+        "arguments": _arguments(family),
+        "has_weight": family.is_weighted,
+        "tolerances": {
+            dtype: {"rtol": bound.rtol, "atol": bound.atol}
+            for dtype, bound in family.tolerances.items()
+        },
+    }
+
+
+def _arguments(family: "OpFamily") -> dict[str, str]:
+    """Each argument of the family's requests: its type, or the words that it may be."""
+    hints = typing.get_type_hints(family.request_type)
+    return {f.name: _type(hints[f.name]) for f in dataclasses.fields(family.request_type)}
+
+
+def _type(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " | ".join(repr(word) for word in get_args(hint))
+    return hint.__name__ if isinstance(hint, type) else str(hint)
