@@ -8,11 +8,13 @@ from types import MappingProxyType
 from hal.errors import SettingsError
 from hal.suggestions import did_you_mean
 from hal_kernels.aot.variant import TritonKernel
+from hal_kernels.attention import triton_variants as attention
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
 
 _KERNELS: tuple[TritonKernel, ...] = (
+    *attention.KERNELS,
     *gemm.KERNELS,
     *norm.KERNELS,
     *quantize.KERNELS,

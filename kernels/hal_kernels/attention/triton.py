@@ -1,0 +1,121 @@
+"""Binds the Triton attention kernels to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.attention import AttentionMetadata, AttentionRequest
+from hal_kernels.attention.triton_kernels import (
+    _attention_decode_kernel,
+    _attention_merge_kernel,
+    _attention_prefill_kernel,
+)
+from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, prefill_tiles
+from hal_kernels.gemm.triton import target_of
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
+
+
+def bind(
+    request: AttentionRequest,
+    device: DeviceSpec,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> Attention:
+    """kernel(q[T, H*D], k_cache[N, P, K, D], v_cache[N, P, K, DV], meta) -> out[T, H*DV].
+
+    Rows of q that belong to no sequence keep whatever was in the memory of the result.
+    """
+    shared = {
+        "GROUP": request.num_heads // request.num_kv_heads,
+        "HEAD_DIM": request.head_dim,
+        "V_HEAD_DIM": request.v_head_dim,
+        "BLOCK_D": max(16, triton.next_power_of_2(request.head_dim)),
+        "BLOCK_DV": max(16, triton.next_power_of_2(request.v_head_dim)),
+        "PAGE": request.block_size,
+        "WINDOW": request.window,
+        "SOFTCAP": request.softcap,
+    }
+    if request.phase == "decode":
+        return _bind_decode(request, device, shared, scale, sinks)
+    return _bind_prefill(request, device, shared, scale, sinks)
+
+
+def _strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, ...]:
+    return (*k_cache.stride()[:3], *v_cache.stride()[:3])
+
+
+def _bind_prefill(
+    request: AttentionRequest,
+    device: DeviceSpec,
+    shared: dict[str, Any],
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> Attention:
+    tiles = prefill_tiles(target_of(device), shared["BLOCK_D"])
+    heads, width = request.num_heads, request.num_heads * request.v_head_dim
+
+    def kernel(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        out = q.new_empty((q.shape[0], width))
+        sequences = meta.seq_lens.shape[0]
+        blocks = -(-meta.max_query_len // tiles["BLOCK_M"])
+        if q.shape[0] and blocks:
+            _attention_prefill_kernel[(blocks, heads, sequences)](
+                q, k_cache, v_cache, out, q if sinks is None else sinks,
+                meta.query_start_loc, meta.seq_lens, meta.block_table,
+                scale, q.stride(0), out.stride(0), meta.block_table.stride(0),
+                *_strides(k_cache, v_cache),
+                IS_CAUSAL=request.is_causal, HAS_SINKS=sinks is not None, **shared, **tiles,
+            )  # fmt: skip
+        return out
+
+    return kernel
+
+
+def _bind_decode(
+    request: AttentionRequest,
+    device: DeviceSpec,
+    shared: dict[str, Any],
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> Attention:
+    tiles = decode_tiles(target_of(device), shared["BLOCK_D"])
+    heads, width = request.num_heads, request.num_heads * request.v_head_dim
+    block_h = max(16, triton.next_power_of_2(shared["GROUP"]))
+
+    def kernel(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        sequences = meta.seq_lens.shape[0]
+        splits = max(1, -(-meta.max_seq_len // SPLIT_KEYS))
+        out = q.new_empty((q.shape[0], width))
+        if not sequences:
+            return out
+        scores = torch.float32
+        part = q.new_empty((sequences, heads, splits, request.v_head_dim), dtype=scores)
+        peak = q.new_empty((sequences, heads, splits), dtype=scores)
+        total = torch.empty_like(peak)
+        _attention_decode_kernel[(splits, request.num_kv_heads, sequences)](
+            q, k_cache, v_cache, part, peak, total,
+            meta.query_start_loc, meta.seq_lens, meta.block_table,
+            scale, heads, splits, q.stride(0), meta.block_table.stride(0),
+            *_strides(k_cache, v_cache),
+            BLOCK_H=block_h, SPLIT=SPLIT_KEYS, **shared, **tiles,
+        )  # fmt: skip
+        _attention_merge_kernel[(heads, sequences)](
+            part, peak, total, out, q if sinks is None else sinks, meta.query_start_loc,
+            heads, splits, out.stride(0),
+            V_HEAD_DIM=request.v_head_dim, BLOCK_DV=shared["BLOCK_DV"],
+            HAS_SINKS=sinks is not None,
+        )  # fmt: skip
+        return out
+
+    return kernel

@@ -1,0 +1,45 @@
+"""Which attention requests the Triton kernels serve. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.attention import AttentionRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+
+MAX_HEAD_DIM = 256
+_DTYPES = ("bfloat16", "float16")
+
+
+def not_supported_reasons(
+    request: AttentionRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if a kernel serves whose machine code is of an allowed tier."""
+    kernel = "attention.decode" if request.phase == "decode" else "attention.prefill"
+    if request.dtype not in _DTYPES:
+        return [not_written(kernel, "dtype", " or ".join(_DTYPES), request.dtype)]
+    if request.kv_dtype != request.dtype:
+        return [not_written(kernel, "kv_dtype", request.dtype, request.kv_dtype)]
+    widest = max(request.head_dim, request.v_head_dim)
+    if widest > MAX_HEAD_DIM:
+        return [
+            Reason(
+                what="head_dim",
+                required=f"at most {MAX_HEAD_DIM}",
+                found=str(widest),
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    size = next(size for size in (64, 128, 256) if widest <= size)
+    form = "softcap" if request.softcap else "plain"
+    if request.window or request.has_sinks:
+        form = "window-sinks"
+    return evidence_reasons(
+        kernel, device, dtype=request.dtype, config=f"d{size}-{form}", allowed=allowed
+    )

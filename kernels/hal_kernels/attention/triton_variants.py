@@ -1,0 +1,179 @@
+"""The specialisations of the Triton attention kernels that targets are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+_MODULE = "hal_kernels.attention.triton_kernels"
+SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
+_HEAD_DIMS = (64, 128, 256)
+_CACHE_STRIDES = tuple(
+    f"stride_{cache}_{axis}" for cache in "kv" for axis in ("page", "row", "head")
+)
+
+
+def prefill_tiles(target: Target, head_dim: int) -> dict[str, int]:
+    """Tile sizes and launch options: what fits in registers and shared memory."""
+    wide = head_dim > 128
+    if target.backend == "hip":
+        rows, keys = (64, 32) if not wide else (32, 32)
+        return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": 4, "num_stages": 1}
+    rows, keys, warps = (64, 64, 4) if not wide else (64, 32, 8)
+    return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": 2}
+
+
+def decode_tiles(target: Target, head_dim: int) -> dict[str, int]:
+    """As `prefill_tiles`; a decode reads keys once, so more loads are kept in flight."""
+    keys = 64 if head_dim <= 128 else 32
+    stages = 1 if target.backend == "hip" else 3
+    return {"BLOCK_N": keys, "num_warps": 4, "num_stages": stages}
+
+
+def _shared(dtype: str, head_dim: int, pointers: Sequence[str]) -> dict[str, Any]:
+    return {
+        "pointers": {
+            **dict.fromkeys(pointers, dtype),
+            **dict.fromkeys(("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr"), "int32"),
+        },
+        "divisible": frozenset({"stride_q", "stride_out", *_CACHE_STRIDES}),
+    }
+
+
+_FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("plain", {"WINDOW": 0, "SOFTCAP": 0.0, "HAS_SINKS": False}),
+    ("window-sinks", {"WINDOW": 128, "SOFTCAP": 0.0, "HAS_SINKS": True}),
+    ("softcap", {"WINDOW": 0, "SOFTCAP": 50.0, "HAS_SINKS": False}),
+)
+
+
+def _prefill(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for dtype in ("bfloat16", "float16"):
+        for head_dim in _HEAD_DIMS:
+            tiles = prefill_tiles(target, head_dim)
+            warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
+            for form, flags in _FORMS:
+                common = _shared(
+                    dtype,
+                    head_dim,
+                    ("q_TD_ptr", "k_NPKD_ptr", "v_NPKD_ptr", "out_TD_ptr", "sinks_H_ptr"),
+                )
+                variants.append(
+                    KernelVariant(
+                        dtype=dtype,
+                        config=f"d{head_dim}-{form}",
+                        scalars={
+                            "scale": "fp32",
+                            **dict.fromkeys(
+                                ("stride_q", "stride_out", "stride_table", *_CACHE_STRIDES), "i32"
+                            ),
+                        },
+                        constants={
+                            "GROUP": 4,
+                            "HEAD_DIM": head_dim,
+                            "V_HEAD_DIM": head_dim,
+                            "BLOCK_D": head_dim,
+                            "BLOCK_DV": head_dim,
+                            "PAGE": 16,
+                            "IS_CAUSAL": True,
+                            **tiles,
+                            **flags,
+                        },
+                        num_warps=warps,
+                        num_stages=stages,
+                        **common,
+                    )
+                )
+    return variants
+
+
+def _decode(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for dtype in ("bfloat16", "float16"):
+        for head_dim in _HEAD_DIMS:
+            tiles = decode_tiles(target, head_dim)
+            warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
+            for form, flags in _FORMS:
+                common = _shared(dtype, head_dim, ("q_TD_ptr", "k_NPKD_ptr", "v_NPKD_ptr"))
+                common["pointers"] |= dict.fromkeys(
+                    ("part_BHSD_ptr", "peak_BHS_ptr", "total_BHS_ptr"), "float32"
+                )
+                common["divisible"] -= {"stride_out"}
+                variants.append(
+                    KernelVariant(
+                        dtype=dtype,
+                        config=f"d{head_dim}-{form}",
+                        scalars={
+                            "scale": "fp32",
+                            **dict.fromkeys(
+                                (
+                                    "num_heads",
+                                    "num_splits",
+                                    "stride_q",
+                                    "stride_table",
+                                    *_CACHE_STRIDES,
+                                ),
+                                "i32",
+                            ),
+                        },
+                        constants={
+                            "GROUP": 4,
+                            "BLOCK_H": 16,
+                            "HEAD_DIM": head_dim,
+                            "V_HEAD_DIM": head_dim,
+                            "BLOCK_D": head_dim,
+                            "BLOCK_DV": head_dim,
+                            "SPLIT": SPLIT_KEYS,
+                            "PAGE": 16,
+                            **tiles,
+                            **{k: v for k, v in flags.items() if k != "HAS_SINKS"},
+                        },
+                        num_warps=warps,
+                        num_stages=stages,
+                        **common,
+                    )
+                )
+    return variants
+
+
+def _merge(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=f"d{head_dim}" + ("-sinks" if has_sinks else ""),
+            pointers={
+                "part_BHSD_ptr": "float32",
+                "peak_BHS_ptr": "float32",
+                "total_BHS_ptr": "float32",
+                "out_TD_ptr": "bfloat16",
+                "sinks_H_ptr": "bfloat16",
+                "starts_B_ptr": "int32",
+            },
+            scalars=dict.fromkeys(("num_heads", "num_splits", "stride_out"), "i32"),
+            divisible=frozenset({"stride_out"}),
+            constants={"V_HEAD_DIM": head_dim, "BLOCK_DV": head_dim, "HAS_SINKS": has_sinks},
+            num_warps=1,
+        )
+        for head_dim in _HEAD_DIMS
+        for has_sinks in (False, True)
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="attention.prefill", op="attention", module=_MODULE,
+        function="_attention_prefill_kernel", variants=_prefill, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="attention.decode", op="attention", module=_MODULE,
+        function="_attention_decode_kernel", variants=_decode, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="attention.merge", op="attention", module=_MODULE,
+        function="_attention_merge_kernel", variants=_merge, uses_matrix_unit=False,
+    ),
+)  # fmt: skip

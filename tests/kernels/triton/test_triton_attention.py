@@ -1,0 +1,119 @@
+"""Triton attention in the interpreter against float64, over shuffled blocks with NaN around."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hal_kernels.attention.triton as triton_attention
+from gpu_devices import gpu
+from hal.ops.attention import AttentionRequest, reference
+
+TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-9}
+SHAPES = {
+    "gqa3-d64": ((9, 3), 64, 16),
+    "mha-d40": ((2, 2), 40, 16),  # not a power of two
+    "mqa-d128": ((5, 1), 128, 32),
+}
+
+
+def request_of(shape: str, phase: str, dtype: str, **fields: Any) -> AttentionRequest:
+    (heads, kv_heads), head_dim, block_size = SHAPES[shape]
+    defaults: dict[str, Any] = {
+        "phase": phase,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": head_dim,
+        "block_size": block_size,
+        "dtype": dtype,
+        "kv_dtype": dtype,
+    }
+    return AttentionRequest(**(defaults | fields))
+
+
+def check(
+    cases: SimpleNamespace, shape: str, dtype: str, lengths: list[tuple[int, int]], **fields: Any
+) -> None:
+    """Compares one batch of (context with the new tokens, new tokens)."""
+    (heads, kv_heads), head_dim, block_size = SHAPES[shape]
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    q, k, v, meta = cases.paged(
+        [length for length, _ in lengths],
+        [new for _, new in lengths],
+        (heads, kv_heads),
+        head_dim,
+        block_size,
+        torch_dtype,
+    )
+    phase = "decode" if all(new == 1 for _, new in lengths) else "prefill"
+    request = request_of(shape, phase, dtype, **fields)
+    sinks = torch.randn(heads).to(torch_dtype) if request.has_sinks else None
+    scale = head_dim**-0.5
+    kernel = triton_attention.bind(request, gpu("sm_120"), scale=scale, sinks=sinks)
+    found = kernel(q, k, v, meta)
+    exact = reference(request, scale=scale, sinks=None if sinks is None else sinks.double())(
+        q.double(), k.double(), v.double(), meta
+    )
+    assert found.dtype == torch_dtype
+    assert found.isfinite().all()
+    assert (found.double() - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+
+
+FORMS = pytest.mark.parametrize(
+    ("shape", "dtype", "fields"),
+    [
+        ("gqa3-d64", "bfloat16", {}),
+        ("gqa3-d64", "float16", {"window": 20, "has_sinks": True}),
+        ("gqa3-d64", "bfloat16", {"softcap": 5.0}),
+        ("mha-d40", "float16", {}),
+        ("mha-d40", "bfloat16", {"window": 7}),
+        ("mqa-d128", "float16", {"has_sinks": True, "softcap": 2.0}),
+        ("mqa-d128", "bfloat16", {"window": 20}),
+    ],
+    ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else value,
+)
+
+
+@FORMS
+def test_prefill(
+    attention_cases: SimpleNamespace, shape: str, dtype: str, fields: dict[str, Any]
+) -> None:
+    check(attention_cases, shape, dtype, [(5, 5), (70, 67), (33, 2), (1, 1)], **fields)
+
+
+@FORMS
+def test_decode(
+    attention_cases: SimpleNamespace, shape: str, dtype: str, fields: dict[str, Any]
+) -> None:
+    lengths = [(1, 1), (17, 1), (512, 1), (530, 1)]  # one and two splits
+    check(attention_cases, shape, dtype, lengths, **fields)
+
+
+def test_attention_that_is_not_causal(attention_cases: SimpleNamespace) -> None:
+    check(attention_cases, "gqa3-d64", "float16", [(40, 40), (3, 3)], is_causal=False)
+
+
+def test_a_sequence_alone_and_in_a_batch_is_the_same_to_the_bit(
+    attention_cases: SimpleNamespace,
+) -> None:
+    q, k, v, meta = attention_cases.paged([900, 40], [1, 1], (9, 3), 64, 16, torch.float16)
+    request = request_of("gqa3-d64", "decode", "float16")
+    kernel = triton_attention.bind(request, gpu("sm_90"), scale=0.125)
+    together = kernel(q, k, v, meta)
+    meta.query_start_loc, meta.seq_lens = meta.query_start_loc[1:], meta.seq_lens[1:]
+    meta.block_table, meta.max_seq_len = meta.block_table[1:], 40
+    assert torch.equal(kernel(q, k, v, meta)[1], together[1])
+
+
+def test_no_sequences(attention_cases: SimpleNamespace) -> None:
+    q, k, v, meta = attention_cases.paged([3], [1], (9, 3), 64, 16, torch.float16)
+    meta.query_start_loc, meta.seq_lens = meta.query_start_loc[:1], meta.seq_lens[:0]
+    for phase in ("decode", "prefill"):
+        kernel = triton_attention.bind(
+            request_of("gqa3-d64", phase, "float16"), gpu("sm_90"), scale=0.125
+        )
+        assert kernel(q[:0], k, v, meta).shape == (0, 9 * 64)
