@@ -12,7 +12,7 @@ from hal.errors import DetectionError, HostReadError
 from hal.host import CommandOutput, RecordedHost
 from hal_backends.ascend.detection import parse_npu_smi
 from hal_backends.detecting.kfd import kfd_details
-from hal_backends.detecting.pci import normalised_address, scan_pci
+from hal_backends.detecting.pci import link_text, normalised_address, scan_pci
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.software import masquerade_claims, torch_build
 from hal_backends.detecting.tools import run_tools
@@ -68,11 +68,12 @@ def test_scan_reads_links_of_slot_and_card() -> None:
     host.device("10de:2bb5", link="5.0 x16", has_numa_node=False)
     slow, fast = scan_pci(host.build(), "0x10de")
     assert slow.link is not None
-    assert slow.link.best == "PCIe 4.0 x16"
+    assert link_text(slow.link.best_speed, slow.link.best_width) == "PCIe 4.0 x16"
     assert slow.link.is_narrow
     assert not slow.link.is_slow
     assert fast.link is not None
-    assert fast.link.best == fast.link.trained == "PCIe 5.0 x16"
+    assert link_text(fast.link.speed, fast.link.width) == "PCIe 5.0 x16"
+    assert not fast.link.findings()
     assert fast.numa_node == -1
 
 

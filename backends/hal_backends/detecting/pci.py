@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from hal.errors import DetectionError
 from hal.host import HostProbe
+from hal.topology.pci_link import PciLink, generation_of, parse_speed, parse_width
 
 PCI_FOLDER = "/sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -15,44 +16,6 @@ _ADDRESS_IN_TEXT = re.compile(
     r"(?<![0-9A-Fa-f:.])(?:[0-9A-Fa-f]{2,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7](?![0-9A-Fa-f])"
 )
 _HEX = re.compile(r"0x([0-9a-f]{1,8})")
-# GT/s of one lane -> generation, and usable bytes per second of one lane (PCIe base specification:
-# 8b/10b coding up to 5 GT/s, 128b/130b from 8 GT/s on; flit mode at 64 GT/s counted the same way).
-_GENERATIONS = {2.5: "1.0", 5.0: "2.0", 8.0: "3.0", 16.0: "4.0", 32.0: "5.0", 64.0: "6.0"}
-_WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciLink:
-    """One link as trained now, and what both of its ends are capable of. Speeds in GT/s a lane."""
-
-    speed: float
-    width: int
-    max_speed: float
-    max_width: int
-
-    @property
-    def best(self) -> str:
-        """What it can carry as it is wired: "PCIe 5.0 x16"."""
-        return f"PCIe {_GENERATIONS[self.max_speed]} x{self.max_width}"
-
-    @property
-    def trained(self) -> str:
-        return f"PCIe {_GENERATIONS[self.speed]} x{self.width}"
-
-    @property
-    def bytes_per_s(self) -> float:
-        """One direction, at the trained width and the highest common speed: an idle link lowers
-        its speed and comes back under load, but lanes that were lost stay lost."""
-        coding = 0.8 if self.max_speed < 8 else 128 / 130
-        return self.max_speed * 1e9 / 8 * coding * self.width
-
-    @property
-    def is_narrow(self) -> bool:
-        return self.width < self.max_width
-
-    @property
-    def is_slow(self) -> bool:
-        return self.speed < self.max_speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,32 +124,19 @@ def _link(host: HostProbe, path: str, has_internal_switch: bool) -> PciLink | No
     if has_internal_switch and len(parents) >= 4:  # root port, upstream, downstream, function
         path = str(PurePosixPath(path).parents[1])
         parents = parents[:-2]
-    speed, width, max_speed, max_width = (
-        _lanes(host, path, name)
-        for name in ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+    port = str(PurePosixPath(path).parent) if len(parents) >= 2 else ""
+    link = PciLink(
+        speed=parse_speed(host.read_text(f"{path}/current_link_speed")),
+        width=parse_width(host.read_text(f"{path}/current_link_width")),
+        max_speed=parse_speed(host.read_text(f"{path}/max_link_speed")),
+        max_width=parse_width(host.read_text(f"{path}/max_link_width")),
+        port_max_speed=parse_speed(host.read_text(f"{port}/max_link_speed")) if port else 0.0,
+        port_max_width=parse_width(host.read_text(f"{port}/max_link_width")) if port else 0,
     )
-    if speed is None or width is None:
-        return None
-    if len(parents) >= 2:  # the port above may be capable of less than the card
-        port = str(PurePosixPath(path).parent)
-        max_speed = _least(max_speed, _lanes(host, port, "max_link_speed"))
-        max_width = _least(max_width, _lanes(host, port, "max_link_width"))
-    return PciLink(
-        speed=speed,
-        width=int(width),
-        max_speed=max(max_speed or speed, speed),
-        max_width=int(max(max_width or width, width)),
-    )
+    return link if link.speed and link.width else None
 
 
-def _lanes(host: HostProbe, path: str, name: str) -> float | None:
-    """ "32.0 GT/s PCIe" -> 32.0, "16" -> 16.0; None for what is no link ("Unknown", 0, 255)."""
-    found = re.match(r"\d+(?:\.\d+)?", (host.read_text(f"{path}/{name}") or "").strip())
-    value = float(found.group()) if found else 0.0
-    known = _GENERATIONS if name.endswith("speed") else _WIDTHS
-    return value if value in known else None
-
-
-def _least(first: float | None, second: float | None) -> float | None:
-    values = [value for value in (first, second) if value is not None]
-    return min(values) if values else None
+def link_text(speed: float, width: int) -> str:
+    """A link as people name it: "PCIe 5.0 x16"."""
+    generation = generation_of(speed)
+    return f"PCIe {generation}.0 x{width}" if generation else f"{speed:g} GT/s x{width}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hal.device import Confidence, DeviceSpec, Evidence
 from hal_backends.detecting.identity import Identity
+from hal_backends.detecting.pci import link_text
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.survey import Card, FamilySurvey
 
@@ -84,15 +85,12 @@ def _place(
     link = function.link
     if link is None:
         return
-    attributes["host_link"] = link.best
-    attributes["host_link_trained"] = link.trained
+    best = link_text(link.best_speed or link.speed, link.best_width or link.width)
+    trained = link_text(link.speed, link.width)
+    attributes["host_link"] = best
+    attributes["host_link_trained"] = trained
     attributes["host_link_bytes_per_s"] = link.bytes_per_s
-    note = ""
-    if link.is_narrow:
-        note = "; lanes are missing: reseat the card, or look for a narrower slot or riser"
-    elif link.is_slow:
-        note = "; an idle link lowers its speed, look again under load"
-    found = f"trained {link.trained} of {link.best}{note}"
+    found = "; ".join((f"trained {trained} of {best}", *link.findings()))
     for key in ("host_link", "host_link_trained", "host_link_bytes_per_s"):
         evidence[f"attributes.{key}"] = Evidence(source=f"{source}/current_link_*", found=found)
 
