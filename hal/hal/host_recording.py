@@ -16,11 +16,12 @@ class RecordingHost:
     answers.
 
     Attributes:
+        inner: the host that answers.
         gaps: what was asked elsewhere and could not be recorded, in words.
     """
 
     def __init__(self, inner: HostProbe) -> None:
-        self._inner = inner
+        self.inner = inner
         self._files: dict[str, str | None] = {}
         self._nodes: set[str] = set()
         self._links: dict[str, str] = {}
@@ -33,14 +34,14 @@ class RecordingHost:
 
     def read_text(self, path: str) -> str | None:
         """See `HostProbe.read_text`."""
-        text = self._asked(lambda: self._inner.read_text(path), self._files, path)
+        text = self._asked(lambda: self.inner.read_text(path), self._files, path)
         if text is not None:
             self._files[path] = text
         return text
 
     def list_dir(self, path: str) -> tuple[str, ...] | None:
         """See `HostProbe.list_dir`."""
-        names = self._asked(lambda: self._inner.list_dir(path), self._files, path)
+        names = self._asked(lambda: self.inner.list_dir(path), self._files, path)
         if names is not None:
             folder = path.rstrip("/")
             self._nodes |= {f"{folder}/{name}" for name in names} or {folder or "/"}
@@ -48,30 +49,30 @@ class RecordingHost:
 
     def exists(self, path: str) -> bool:
         """See `HostProbe.exists`."""
-        is_there = self._inner.exists(path)
+        is_there = self.inner.exists(path)
         if is_there:
             self._nodes.add(path)
         return is_there
 
     def read_link(self, path: str) -> str | None:
         """See `HostProbe.read_link`."""
-        target = self._inner.read_link(path)
+        target = self.inner.read_link(path)
         if target is not None:
             self._links[path] = target
-            if self._inner.exists(target):
+            if self.inner.exists(target):
                 self._nodes.add(target)
         return target
 
     def environ(self, name: str) -> str | None:
         """See `HostProbe.environ`."""
-        value = self._inner.environ(name)
+        value = self.inner.environ(name)
         if value is not None:
             self._environment[name] = value
         return value
 
     def package_version(self, name: str) -> str | None:
         """See `HostProbe.package_version`."""
-        version = self._inner.package_version(name)
+        version = self.inner.package_version(name)
         if version is not None:
             self._packages[name] = version
         return version
@@ -80,7 +81,7 @@ class RecordingHost:
         """See `HostProbe.package_file`."""
         files = self._package_files.setdefault(distribution, {})
         text = self._asked(
-            lambda: self._inner.package_file(distribution, relative_path), files, relative_path
+            lambda: self.inner.package_file(distribution, relative_path), files, relative_path
         )
         if text is not None:
             files[relative_path] = text
@@ -88,7 +89,7 @@ class RecordingHost:
 
     def has_module(self, name: str) -> bool:
         """See `HostProbe.has_module`."""
-        is_there = self._inner.has_module(name)
+        is_there = self.inner.has_module(name)
         if is_there:
             self._modules.add(name)
         return is_there
@@ -97,7 +98,7 @@ class RecordingHost:
         """See `HostProbe.run_command`."""
         command = " ".join(argv)
         output = self._asked(
-            lambda: self._inner.run_command(argv, deadline_s), self._commands, command
+            lambda: self.inner.run_command(argv, deadline_s), self._commands, command
         )
         if output is not None:
             self._commands[command] = output

@@ -61,7 +61,7 @@ def _devices(
     if host is not None:
         from hal.host import load_recorded_host
 
-        _refuse_with_host(measure, record)
+        _refuse_measuring(measure)
         shared.host = load_recorded_host(host)
     if record is None:
         specs = _describe(shared, measure)
@@ -81,15 +81,14 @@ def _devices(
         raise typer.Exit(1)
 
 
-def _refuse_with_host(measure: bool, record: Path | None) -> None:
-    for option, is_given in (("--measure", measure), ("--record", record is not None)):
-        if is_given:
-            raise UsageError(
-                f"hal devices {option}",
-                "this machine",
-                "--host, another one as data",
-                f"leave out --host or {option}",
-            )
+def _refuse_measuring(measure: bool) -> None:
+    if measure:
+        raise UsageError(
+            "hal devices --measure",
+            "this machine",
+            "--host, another one as data",
+            "leave out --host or --measure",
+        )
 
 
 def _describe(shared: CliContext, measure: bool) -> list[DeviceSpec]:

@@ -59,9 +59,10 @@ def main() -> None:
 
 
 def _host(request: Mapping[str, Any]) -> HostProbe:
+    host: HostProbe = LocalHost()
     if request["host"] is not None:
-        return RecordedHost.from_json(request["host"])
-    return RecordingHost(LocalHost()) if request["is_recording"] else LocalHost()
+        host = RecordedHost.from_json(request["host"])
+    return RecordingHost(host) if request["is_recording"] else host
 
 
 def _probe(entry: PluginEntry, *, host: HostProbe, limits: Mapping[str, Any]) -> ProcessOutcome:

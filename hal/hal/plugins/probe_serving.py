@@ -64,9 +64,10 @@ def serve_probes(
     An outcome is missing if the server ended before it had it.
     """
     parallel = max(2, min(_MAX_PARALLEL, os.cpu_count() or 1))
+    looked_at = host.inner if isinstance(host, RecordingHost) else host
     request = {
         "entries": [asdict(entry) for entry in entries],
-        "host": host.to_json() if isinstance(host, RecordedHost) else None,
+        "host": looked_at.to_json() if isinstance(looked_at, RecordedHost) else None,
         "is_recording": isinstance(host, RecordingHost),
         "sys_path": [str(folder) for folder in sys.path],
         "limits": asdict(limits),

@@ -121,6 +121,12 @@ def pair_mark(pair: DevicePair) -> str:
     return {"verified": "*", "claimed": "~"}.get(pair.p2p, "")
 
 
+def printable(text: str) -> str:
+    """The text with stand-ins for what would move a terminal's cursor or is not allowed in XML:
+    names come from firmware and tools."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def short_address(address: str, topology: Topology) -> str:
     """Without the PCI domain where all are in domain 0000."""
     addresses = [item.address for item in topology.accelerators if item.address]

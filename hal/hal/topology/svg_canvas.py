@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
+from hal.topology.layout import printable
+
 # Of a wide font: text must not leave its box where a narrower one is missing.
 _CHARACTER_EM = 0.66
 _STYLE = """
@@ -81,5 +83,4 @@ def fitted(text: str, width: float, font_px: float) -> str:
 
 def _clean(text: str) -> str:
     """Escaped, without what XML cannot hold."""
-    kept = (char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return escape("".join(kept))
+    return escape(printable(text))

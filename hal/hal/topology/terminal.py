@@ -15,6 +15,7 @@ from hal.topology.layout import (
     legend,
     pair_label,
     pair_mark,
+    printable,
     short_address,
 )
 from hal.topology.model import Accelerator, DevicePair, Distance, Topology
@@ -113,7 +114,7 @@ def _accelerator_line(item: Accelerator, prefix: str, topology: Topology, width:
         line.append(f"{short_address(item.address, topology)}  ", style="not dim")
         _append_link(line, item.link)
         line.append("  ")
-    line.append(item.name, style=f"not dim {'' if item.is_usable else _WARNING}")
+    line.append(printable(item.name), style=f"not dim {'' if item.is_usable else _WARNING}")
     if not item.is_given:
         line.append("  not given", style=f"not dim {_BAD}")
     elif not item.is_usable:
@@ -227,7 +228,7 @@ def _findings(topology: Topology, width: int) -> Iterator[Text]:
     """What is wrong, one line for each thing, with the numbers of those that have it."""
     for text, who in all_findings(topology):
         line = Text(f" ! {who}: ", style=_WARNING)
-        line.append(text, style="default")
+        line.append(printable(text), style="default")
         yield from _wrapped(line, width)
 
 
