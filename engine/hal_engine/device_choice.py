@@ -107,7 +107,9 @@ def present_group(registry: BackendRegistry) -> tuple[DeviceSpec, int]:
 
 
 def _distinct_silicon(registry: BackendRegistry) -> list[DeviceSpec]:
-    """Every device but those that say that they are the silicon of another one that is here."""
+    """Every device but those that are hidden from this process (CUDA_VISIBLE_DEVICES and its like)
+    and those that say that they are the silicon of another one that is here."""
     specs = [registry.describe(device.device_id) for device in registry.devices]
+    specs = [spec for spec in specs if "hidden_by" not in spec.attributes]
     present = {spec.device_id for spec in specs}
     return [spec for spec in specs if spec.attributes.get("same_silicon_as") not in present]

@@ -52,7 +52,8 @@ class DeviceSpec:
     memory_bandwidth: bytes per second of reads. software: distribution -> version of what is
     installed beside the device and decides what can run. attributes: further facts, units in their
     names; "same_silicon_as" is the id of another plug-in's device that is the same hardware, so
-    that this one is used only where it is named.
+    that this one is used only where it is named; "hidden_by" is what hides the device from this
+    process ("CUDA_VISIBLE_DEVICES=0"), so that it is here and not used.
     """
 
     device_id: str

@@ -105,3 +105,19 @@ def test_a_way_to_an_accelerator_does_not_hide_it() -> None:
         _spec("opencl:0", same_silicon_as="cuda:0"),
     )
     assert present_device(registry, "").device_id == "cuda:0"
+
+
+def test_hidden_devices_are_no_choice_and_no_part_of_a_group() -> None:
+    registry: Any = _Registry(
+        _spec("cpu:0"),
+        _spec("0000:01:00.0", torch_device="cuda", hidden_by="CUDA_VISIBLE_DEVICES=1"),
+        _spec("0000:02:00.0", torch_device="cuda:0"),
+    )
+    assert present_device(registry, "").device_id == "0000:02:00.0"
+    spec, count = present_group(registry)
+    assert (spec.device_id, count) == ("0000:02:00.0", 1)
+    nothing: Any = _Registry(
+        _spec("cpu:0"),
+        _spec("0000:01:00.0", torch_device="cuda", hidden_by="CUDA_VISIBLE_DEVICES="),
+    )
+    assert present_device(nothing, "").device_id == "cpu:0"
