@@ -7,7 +7,7 @@ This is the only place that decides which entry wins: a later layer's, and only 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import ValidationError
@@ -48,10 +48,13 @@ class Draft:
     families: dict[str, FamilyEntry] = field(default_factory=dict)
     architectures: dict[str, ArchitectureEntry] = field(default_factory=dict)
     devices: dict[str, DeviceEntry] = field(default_factory=dict)
-    links: list[LinkEntry] = field(default_factory=list)
-    link_names: list[str] = field(default_factory=list)
+    links: dict[str, LinkEntry] = field(default_factory=dict)
     origins: dict[tuple[str, str], str] = field(default_factory=dict)
     raws: dict[tuple[str, str], LocatedMap] = field(default_factory=dict)
+
+    def copy(self) -> Draft:
+        """The same, to add further layers to; entries are shared, as nothing changes them."""
+        return Draft(**{item.name: getattr(self, item.name).copy() for item in fields(self)})
 
     def place(self, section: str, name: str, *path: str) -> Place:
         """Where an entry, or a key of it, stands."""
@@ -65,14 +68,15 @@ class Draft:
         return place
 
 
-def assemble(layers: Sequence[Layer]) -> Draft:
-    """The entries of all layers, judged. Problems are collected, not raised."""
-    draft = Draft()
+def assemble(layers: Sequence[Layer], base: Draft | None = None) -> Draft:
+    """The entries of all layers over those of `base`. Problems are collected, not raised."""
+    draft = Draft() if base is None else base.copy()
     for layer in layers:
         added: set[tuple[str, str]] = set()
         for document in layer.documents:
             _add_document(draft, document, layer.name, added)
-    _judge_entries(draft)
+    known = {} if base is None else base.raws
+    _judge_entries(draft, [key for key, raw in draft.raws.items() if known.get(key) is not raw])
     return draft
 
 
@@ -177,8 +181,9 @@ def _add_entry(
     added.add(key)
 
 
-def _judge_entries(draft: Draft) -> None:
-    for (section, name), raw in list(draft.raws.items()):
+def _judge_entries(draft: Draft, keys: Sequence[tuple[str, str]]) -> None:
+    for section, name in keys:
+        raw = draft.raws[section, name]
         try:
             entry = ENTRY_MODELS[section].model_validate(raw)
         except ValidationError as error:
@@ -192,5 +197,4 @@ def _judge_entries(draft: Draft) -> None:
         elif isinstance(entry, DeviceEntry):
             draft.devices[name] = entry
         elif isinstance(entry, LinkEntry):
-            draft.links.append(entry)
-            draft.link_names.append(name)
+            draft.links[name] = entry

@@ -59,7 +59,7 @@ def build(draft: Draft, overlays: tuple[str, ...]) -> Database:
             for name, entry in sorted(draft.families.items())
         },
         architectures=architectures,
-        links=tuple(point for entry in draft.links for point in _links(entry)),
+        links=tuple(point for entry in draft.links.values() for point in _links(entry)),
         sources=dict(sorted(draft.sources.items())),
         overlays=overlays,
     )

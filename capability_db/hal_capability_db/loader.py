@@ -72,20 +72,24 @@ def draft_database(overlays: Sequence[Path]) -> Draft:
 
     layers: list[Layer] = []
     problems: list[DatabaseError] = []
-    if not any(_is_complete(overlay) for overlay in overlays[:1]):
-        layers.append(_read_layer(BUILT_IN, database_files(_DATA), problems))
     for overlay in overlays:
         try:
             files = database_files(overlay)
         except DatabaseError as error:
             problems.append(error)
-            continue
-        layers.append(_read_layer(str(overlay), files, problems))
-    draft = assemble(layers)
-    check_references(draft)
+        else:
+            layers.append(_read_layer(str(overlay), files, problems))
+    base = None if layers and _is_complete(layers[0]) else _built_in()
+    draft = assemble(layers, base)
+    check_references(draft, base)
     # A file that cannot be read leaves dangling references behind: its own problem comes first.
     draft.problems[:0] = problems
     return draft
+
+
+def _is_complete(layer: Layer) -> bool:
+    """Whether a layer is a database of its own (an export) and not an overlay."""
+    return any(document.get("complete") is True for document in layer.documents)
 
 
 def database_files(path: Path) -> tuple[Path, ...]:
@@ -108,6 +112,19 @@ def database_files(path: Path) -> tuple[Path, ...]:
     return tuple(names)
 
 
+@lru_cache(maxsize=1)
+def _built_in() -> Draft:
+    """The entries of this package's files, which do not change while a process runs."""
+    from hal_capability_db.assembly import assemble
+    from hal_capability_db.references import check_references
+
+    problems: list[DatabaseError] = []
+    draft = assemble([_read_layer(BUILT_IN, database_files(_DATA), problems)])
+    check_references(draft)
+    draft.problems[:0] = problems
+    return draft
+
+
 def _read_layer(name: str, files: Sequence[Path], problems: list[DatabaseError]) -> Layer:
     from hal_capability_db.assembly import Layer
 
@@ -123,16 +140,6 @@ def _read_layer(name: str, files: Sequence[Path], problems: list[DatabaseError])
 def _display(path: Path) -> str:
     """Built-in files by their name in the package, others as they are."""
     return f"hal_capability_db/data/{path.name}" if path.parent == _DATA else str(path)
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether a file is a database of its own (an export) and not an overlay."""
-    if not path.is_file():
-        return False
-    try:
-        return parse(read_text(path), str(path)).get("complete") is True
-    except DatabaseError:
-        return False  # it is read, and refused, as an overlay
 
 
 def _first(problems: Sequence[DatabaseError]) -> DatabaseError:

@@ -106,7 +106,9 @@ def parse(text: str, file: str) -> LocatedMap:
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(file, mark.line + 1 if mark is not None else 1)
+        # The end of a file counts as a line of its own.
+        line = min(mark.line + 1 if mark is not None else 1, len(text.splitlines()) or 1)
+        place = Place(file, line)
         found = str(error.problem or error.context or "something else")
         raise refusal(place, "", "YAML", found, "correct the syntax") from error
     except yaml.reader.ReaderError as error:

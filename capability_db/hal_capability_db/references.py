@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hal.suggestions import did_you_mean
@@ -10,19 +11,24 @@ from hal_capability_db.located import LocatedList, LocatedMap, Place, refusal
 from hal_capability_db.schema import DeviceEntry, Entry, Sourced
 
 
-def check_references(draft: Draft) -> None:
-    """Add every dangling reference and every PCI id of two devices to the draft's problems."""
-    entries: dict[tuple[str, str], Entry] = {
-        **{("families", name): entry for name, entry in draft.families.items()},
-        **{("architectures", name): entry for name, entry in draft.architectures.items()},
-        **{("devices", name): entry for name, entry in draft.devices.items()},
-        **{
-            ("links", name): entry
-            for name, entry in zip(draft.link_names, draft.links, strict=True)
-        },
+def check_references(draft: Draft, base: Draft | None = None) -> None:
+    """Add every dangling reference and every PCI id of two devices to the draft's problems.
+
+    Args:
+        base: what the draft was made over, whose own entries have been checked.
+    """
+    known = {} if base is None else base.raws
+    sections: Mapping[str, Mapping[str, Entry]] = {
+        "families": draft.families,
+        "architectures": draft.architectures,
+        "devices": draft.devices,
+        "links": draft.links,
     }
-    for (section, name), entry in entries.items():
-        _check_sources(draft, entry, draft.raws[section, name], section, name)
+    for section, entries in sections.items():
+        for name, entry in entries.items():
+            raw = draft.raws[section, name]
+            if known.get((section, name)) is not raw:
+                _check_sources(draft, entry, raw, section, name)
     _check_ids(draft)
     _check_pci_ids(draft)
 

@@ -240,6 +240,8 @@ class DeviceEntry(Overriding):
             _require_unit(getattr(self, key), "B", key)
         for key in ("memory_bandwidth", "host_link_bandwidth", "fabric_bandwidth"):
             _require_unit(getattr(self, key), "B/s", key)
+        pci_ids = [(pci.id, pci.subsystem or "any subsystem") for pci in self.identity.pci_devices]
+        _require_distinct([f"{number} of {subsystem}" for number, subsystem in pci_ids])
         _require_distinct([key for group in self.peak for key in group.values])
         _require_distinct([key for group in self.measured for key in group.values])
         _require_unverified(self.unverified_matrix_dtypes)
