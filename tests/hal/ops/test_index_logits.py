@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import DeepseekV4Config, DeepseekV32Config, GlmMoeDsaConfig
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4IndexerScorer
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import (
+    DeepseekV4Indexer,
+    DeepseekV4IndexerScorer,
+)
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import (
     DeepseekV32Indexer,
     DeepseekV32RotaryEmbedding,
@@ -22,10 +25,11 @@ from hal.errors import RequestError
 from hal.ops import CATALOGUE
 from hal.ops.index_logits import IndexLogitsRequest, bytes_moved, flops, reference
 from hal.ops.index_top_k import IndexTopKRequest
+from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest
 from hal.ops.kv_formats import pack_rows, unpack_rows
 from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.rope import RopeRequest
-from op_inputs import assert_within, metadata, normal, paged
+from op_inputs import assert_within, metadata, normal, paged, starts_of
 from oracle_modules import causal_mask, randomised, rope_table
 
 REQUEST = IndexLogitsRequest(
@@ -167,6 +171,73 @@ def test_scores_are_those_of_the_v4_scorer(rng: torch.Generator) -> None:
     seen = got.isfinite()
     assert seen.sum(dim=1).tolist() == [(p + 1) // 4 for p in range(30)]
     torch.testing.assert_close(got[seen], found.double()[seen], rtol=1e-4, atol=1e-5)
+
+
+def test_entries_that_v4_chooses(rng: torch.Generator) -> None:
+    """The whole indexer of a CSA layer: compressor, rotations, scores and choice by our ops."""
+    config = DeepseekV4Config(
+        hidden_size=32,
+        num_attention_heads=2,
+        head_dim=32,
+        q_lora_rank=20,
+        partial_rotary_factor=0.25,
+        num_hidden_layers=1,
+        layer_types=["compressed_sparse_attention"],
+        mlp_layer_types=["moe"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        index_n_heads=32,
+        index_head_dim=16,
+        index_topk=5,
+        max_position_embeddings=256,
+    )
+    length = 61
+    module: Any = randomised(DeepseekV4Indexer(config), rng)
+    x = normal(rng, 1, length, 32, dtype="float32")
+    residual = normal(rng, 1, length, 20, dtype="float32")
+    positions = torch.arange(length)
+    with torch.no_grad():
+        found = module(x, residual, positions[None], None, 0)[0]
+        q = module.q_b_proj(residual)[0].double()
+        kv, gate = module.kv_proj(x)[0].double(), module.gate_proj(x)[0].double()
+        weights = module.scorer.weights_proj(x)[0] * 32**-0.5
+        cos, sin = module.rotary_emb(x, positions[None], layer_type="compress")
+    pooling = KvCompressorRequest(ratio=4, head_dim=16, is_overlapping=True, dtype="float64")
+    pool = CATALOGUE["kv_compressor"].reference(
+        pooling,
+        norm_weight=module.kv_norm.weight.detach(),
+        eps=config.rms_norm_eps,
+        position_bias=module.position_bias.detach(),
+    )
+    meta = CompressorMetadata(
+        query_start_loc=starts_of([length]),
+        seq_lens=torch.tensor([length]),
+        state_slots=torch.tensor([0]),
+        entry_start_loc=starts_of([length // 4]),
+    )
+    keys = pool(kv, gate, torch.zeros(1, 8, 2, 32, dtype=torch.float64), meta)
+    queries = RopeRequest(
+        num_heads=32,
+        num_kv_heads=0,
+        head_dim=16,
+        rotary_dim=8,
+        rotary_start=8,
+        dtype="float64",
+        style="interleaved",
+    )
+    table = rope_table(cos, sin).double()
+    rope = CATALOGUE["rope"]
+    rope.reference(queries, cos_sin_cache=table)(q, None, positions)
+    entries = dataclasses.replace(queries, num_heads=1)
+    rope.reference(entries, cos_sin_cache=table)(keys, None, torch.arange(length // 4) * 4)
+    request = dataclasses.replace(REQUEST, num_heads=32, head_dim=16, compress_ratio=4)
+    cache, blocks = paged(rng, "bf16", [keys], 8)
+    logits = reference(request, scale=16**-0.5)(
+        q, weights, cache, metadata([(length, length)], blocks)
+    )
+    choose = CATALOGUE["index_top_k"].reference(IndexTopKRequest(top_k=5, compress_ratio=4))
+    got = choose(logits, ((positions + 1) // 4).int())
+    slack = 1e-5 * float(logits[logits.isfinite()].abs().max())
+    assert_same_choice(found, got, logits, slack)
 
 
 def test_work_is_that_of_the_real_tensors() -> None:
