@@ -104,7 +104,8 @@ SERVERS = {
             ),
             artifact=HUGGING_FACE_FOLDER,
             body={"ignore_eos": True},
-            variables={"VLLM_CPU_KVCACHE_SPACE": "2"},
+            # Without a target it takes its device from its version, where the CPU is not named.
+            variables={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_TARGET_DEVICE": "cpu"},
             packages=("vllm-cpu", "torch"),
         ),
         *(_llamacpp(precision) for precision in ("F32", "Q8_0", "Q4_0")),

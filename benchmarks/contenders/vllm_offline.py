@@ -24,6 +24,7 @@ class VllmOffline:
     def load(self, options: LoadOptions) -> None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"
         from vllm import LLM
 
         self._engine = LLM(
