@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
-from hal.cli import devices, doctor, ops, settings, version
+from hal.cli import devices, doctor, ops, plugin_new, settings, version
 from hal.cli.context import CliContext
 from hal.cli.output import print_error
 from hal.errors import PluginError, UsageError, UserError
@@ -127,7 +127,7 @@ def create_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for module in (devices, doctor, ops, settings, version):
+    for module in (devices, doctor, ops, plugin_new, settings, version):
         module.register(app)
     return app
 

@@ -46,9 +46,9 @@ class Memory(Protocol):
         ...
 
     def launch(
-        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+        self, launcher: Launcher, size: tuple[int, ...], arguments: Sequence[Argument]
     ) -> None:
-        """Sets the arguments from number `first` on, runs `size` work-items, waits for them."""
+        """Sets the arguments behind the constants, runs `size` work-items, waits for them."""
         ...
 
 
@@ -56,17 +56,26 @@ class Launcher:
     """A kernel object with its constants: the first arguments, set once and kept alive here, as a
     kernel object keeps nothing alive itself."""
 
-    __slots__ = ("_first", "_kept", "_kernel", "_memory")
+    __slots__ = ("_kept", "_memory", "_numbers", "first", "kernel")
 
     def __init__(self, memory: Memory, kernel: Any, *constants: torch.Tensor) -> None:
-        self._memory, self._kernel, self._first = memory, kernel, len(constants)
+        self._memory, self.kernel, self.first = memory, kernel, len(constants)
         self._kept = [(tensor, memory.constant(tensor)) for tensor in constants]
+        self._numbers: dict[int, int | float] = {}
         for number, (_, buffer) in enumerate(self._kept):
             kernel.set_arg(number, buffer)
 
+    def set_number(self, number: int, value: float) -> None:
+        """An int32 or float32 argument. Most stay as they are from call to call, and pyopencl
+        takes almost as long to set one as a small kernel takes to run."""
+        if self._numbers.get(number) != value:
+            kind = np.int32 if isinstance(value, int) else np.float32
+            self.kernel.set_arg(number, kind(value))
+            self._numbers[number] = value
+
     def __call__(self, size: tuple[int, ...], *arguments: Argument) -> None:
         """Runs `size` work-items with the further arguments, and waits for them."""
-        self._memory.launch(self._kernel, self._first, size, arguments)
+        self._memory.launch(self, size, arguments)
 
 
 def memory_of(spec: DeviceSpec) -> Memory:
@@ -84,14 +93,14 @@ class SharedMemory:
         return self._buffer(tensor.untyped_storage())
 
     def launch(
-        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+        self, launcher: Launcher, size: tuple[int, ...], arguments: Sequence[Argument]
     ) -> None:
+        kernel, number = launcher.kernel, launcher.first
         # Two buffers over one storage would be undefined: q, k and v are parts of one tensor.
         buffers: dict[int, Any] = {}
-        number = first
         for argument in arguments:
             if isinstance(argument, int | float):
-                kernel.set_arg(number, _number(argument))
+                launcher.set_number(number, argument)
                 number += 1
                 continue
             tensor = argument if isinstance(argument, torch.Tensor) else argument.tensor
@@ -102,7 +111,7 @@ class SharedMemory:
             kernel.set_arg(number, buffers[at])
             number += 1
             if not isinstance(argument, Fresh):
-                kernel.set_arg(number, np.int32(tensor.storage_offset()))
+                launcher.set_number(number, int(tensor.storage_offset()))
                 number += 1
         # A CPU device works on the memory itself: once it is done there is nothing to map.
         cl.enqueue_nd_range_kernel(self.device.queue, kernel, size, (1,) * len(size)).wait()
@@ -128,8 +137,9 @@ class CopiedMemory:
         )
 
     def launch(
-        self, kernel: Any, first: int, size: tuple[int, ...], arguments: Sequence[Argument]
+        self, launcher: Launcher, size: tuple[int, ...], arguments: Sequence[Argument]
     ) -> None:
+        kernel, number = launcher.kernel, launcher.first
         spans = _spans(arguments)
         buffers = {
             at: cl.Buffer(
@@ -139,10 +149,9 @@ class CopiedMemory:
             )
             for at, (storage, low, high, _) in spans.items()
         }
-        number = first
         for argument in arguments:
             if isinstance(argument, int | float):
-                kernel.set_arg(number, _number(argument))
+                launcher.set_number(number, argument)
                 number += 1
                 continue
             tensor = argument if isinstance(argument, torch.Tensor) else argument.tensor
@@ -151,7 +160,7 @@ class CopiedMemory:
             number += 1
             if not isinstance(argument, Fresh):
                 begin = tensor.storage_offset() - spans[at][1] // tensor.element_size()
-                kernel.set_arg(number, np.int32(begin))
+                launcher.set_number(number, int(begin))
                 number += 1
         queue = self.device.queue
         cl.enqueue_nd_range_kernel(queue, kernel, size, (1,) * len(size))
@@ -189,7 +198,3 @@ def _flat(storage: torch.UntypedStorage, low: int, high: int) -> Any:
     """The bytes of a storage from `low` to `high` as an array, without a copy."""
     block = (ctypes.c_byte * (high - low)).from_address(storage.data_ptr() + low)
     return np.ctypeslib.as_array(block)
-
-
-def _number(value: float) -> np.int32 | np.float32:
-    return np.int32(value) if isinstance(value, int) else np.float32(value)

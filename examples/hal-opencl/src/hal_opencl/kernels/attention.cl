@@ -17,13 +17,24 @@
 #define NUM_HEADS (GROUP * NUM_KV_HEADS)
 #define PART_SIZE (V_HEAD_DIM + 2)  /* values, largest score, sum of weights */
 
+/* Sixteen of the thirty-two values of two vectors: every other one. */
+#ifdef __clang__
+#define EVEN(a, b)                                                                                 \
+    __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD(a, b)                                                                                  \
+    __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#else
+#define EVEN(a, b) (float16)((a).even, (b).even)
+#define ODD(a, b) (float16)((a).odd, (b).odd)
+#endif
+
 /* One step of the transposition of 16 x 16: four of them, each with the rows in the order of the
    step before, rotate the eight bits (row, column) of an index by four. */
 #define STEP(bit)                                                                                  \
     _Pragma("unroll") for (int i = 0; i < 16; i++) if (!(i & (bit))) {                             \
         const float16 a = t[i], b = t[i | (bit)];                                                  \
-        t[i] = (float16)(a.even, b.even);                                                          \
-        t[i | (bit)] = (float16)(a.odd, b.odd);                                                    \
+        t[i] = EVEN(a, b);                                                                         \
+        t[i | (bit)] = ODD(a, b);                                                                  \
     }
 
 /* scores[row] += q of the row times sixteen keys; q rows are HEAD_DIM floats, not yet scaled. */
