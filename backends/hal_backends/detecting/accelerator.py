@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal import hookimpl
-from hal.device import DetectedDevice, DevicePolicy, DeviceSpec, MissingDependency
+from hal.device import (
+    DetectedDevice,
+    DevicePolicy,
+    DeviceSpec,
+    MissingDependency,
+    SelfTestResult,
+)
 from hal.hookspecs import BackendInfo, Runtime
 from hal.host import HostProbe
 
@@ -68,6 +74,13 @@ class AcceleratorPlugin:
             device
         )
         return runtime
+
+    @hookimpl
+    def hal_self_test(self, runtime: Runtime) -> Sequence[SelfTestResult]:
+        found: Sequence[SelfTestResult] = importlib.import_module(
+            "hal_backends.gpu.self_test"
+        ).run_self_test(runtime)
+        return found
 
     def _rules(self) -> FamilyRules:
         rules: FamilyRules = self._part("detection").RULES

@@ -11,12 +11,13 @@ from hal.host import HostProbe, LocalHost
 from hal_backends.detecting.look import known_devices, look_at_family
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.survey import Card
+from hal_backends.gpu.software import TESTED_VERSIONS
 
 if TYPE_CHECKING:
     from hal_backends.detecting.identity import Identity
 
 # Versions that decide what can run on any accelerator; a family adds its own.
-_PACKAGES = ("torch", "triton")
+_PACKAGES = ("torch", "triton", *TESTED_VERSIONS)
 
 
 def detect_devices(host: HostProbe, rules: FamilyRules) -> Sequence[DetectedDevice]:

@@ -217,6 +217,11 @@ def _loader(variant: str) -> Callable[[], Bind]:
     return load
 
 
+def bind_platform(request: AttentionRequest, *, scale: float) -> Kernel:
+    """Attention over pages by whatever torch dispatches to on the tensors' device."""
+    return _paged(request, _attend("platform", request, scale))
+
+
 def _paged(request: AttentionRequest, attend: Attend) -> Kernel:
     """`kernel(q, k_cache, v_cache, meta) -> out` over one sequence after the other."""
 
