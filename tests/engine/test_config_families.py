@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import transformers
 
+from hal.errors import HalError
 from hal_engine.config import ConfigError, ModelConfig, load_model_config
+from hal_engine.models.sites import model_sites
+from hal_engine.models.step_limits import StepLimits
+from hal_engine.precision import resolve_precision
 from hal_engine.presets import load_presets
 
 REMOVED = object()
@@ -324,3 +328,61 @@ def test_window_only_and_sources_of_v41() -> None:
     assert config.compressed.sources[39] == 20
     assert config.indexer.layers == (2, 8, 14, 20, 24, 28, 32, 36)
     assert config.num_draft_layers == 3
+
+
+JUNK: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 64, 2**31, 2**70, 0.5, 1e308, "", "x", "full", "F" * 78,
+    [], [0], [1, 2], [-1], ["full"], [None], {}, {"a": 1}, [[]], "deepseek_v3", "bfloat16", "fp8",
+]  # fmt: skip
+
+
+def mutate(values: dict[str, Any], rng: random.Random) -> None:
+    """One key of the object or of an object in it gets another value, or goes, or comes."""
+    nested = [value for value in values.values() if isinstance(value, dict)]
+    if nested and rng.random() < 0.5:
+        mutate(rng.choice(nested), rng)
+        return
+    key = rng.choice([*values, "new_key", "num_experts", "head_dim"])
+    if rng.random() < 0.15:
+        values.pop(key, None)
+        return
+    value = values.get(key)
+    if isinstance(value, list) and value and rng.random() < 0.5:
+        value[rng.randrange(len(value))] = rng.choice(JUNK)
+    elif isinstance(value, int) and rng.random() < 0.5:
+        values[key] = max(0, value + rng.choice([-2, -1, 1, 2, value]))
+    else:
+        values[key] = rng.choice(JUNK)
+
+
+@pytest.mark.parametrize("preset", list(load_presets()))
+def test_a_changed_file_is_read_or_refused_and_never_crashes(preset: str, tmp_path: Path) -> None:
+    """What is read can be planned, or the plan says why not: only errors made for users."""
+    rng = random.Random()
+    seed = rng.randrange(2**32)
+    rng.seed(seed)
+    limits = StepLimits(max_num_batched_tokens=8, max_num_seqs=2, block_size=64)
+    read, refusals = 0, list[str]()
+    for trial in range(60):
+        values = load_presets()[preset].values()
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            mutate(values, rng)
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        try:
+            config = load_model_config(tmp_path)
+        except ConfigError as error:
+            refusals.append(str(error))
+            continue
+        read += 1
+        if config.num_layers > 200 or config.num_attention_heads > 1024:
+            continue  # valid and slow
+        try:
+            precision = resolve_precision(config, "auto", "auto", frozenset({"matrix.bfloat16"}))
+            model_sites(config, precision, limits, rng.choice([1, 2, 8]))
+        except HalError:
+            continue
+        except Exception as error:
+            error.add_note(f"{preset}: seed {seed}, trial {trial}: {values}")
+            raise
+    assert read > 2, f"seed {seed}"
+    assert all("config.json" in refusal for refusal in refusals)
