@@ -28,9 +28,6 @@ class Violation:
     waiver: str = ""
     unserved: SelectionError | None = None
 
-    def line(self) -> str:
-        return f"{self.site} ({self.label}, {self.tokens} tokens): {self.text}"
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "site": self.site,
@@ -41,14 +38,41 @@ class Violation:
         }
 
 
+# So many waivers are shown in an error; a file with all of them is what more is for.
+_MOST_WAIVERS = 4
+
+
 def violation_error(device: str, violations: Sequence[Violation]) -> PlanError:
     """All of them as one error about `device`, with the waivers that would allow them."""
-    lines = dict.fromkeys(violation.line() for violation in violations)
-    stanzas = dict.fromkeys(v.waiver for v in violations if v.waiver)
-    allow = "; or allow it in the waiver file:\n" + "\n\n".join(stanzas) if stanzas else ""
+    allow = waiver_stanzas(violations)
+    shown = "\n\n".join(allow[:_MOST_WAIVERS])
+    if len(allow) > _MOST_WAIVERS:
+        shown += (
+            f"\n\n… and {len(allow) - _MOST_WAIVERS} more: "
+            "`hal plan` with --waiver-template FILE writes them all"
+        )
     return PlanError(
         f"plan for {device}",
         "the best tier known for this device at every call site",
-        "lost fast paths:\n    - " + "\n    - ".join(lines),
-        f"install or enable what the reasons name{allow}",
+        "lost fast paths:\n    - " + "\n    - ".join(violation_lines(violations)),
+        "install or enable what the reasons name"
+        + (f"; or allow it in the waiver file:\n{shown}" if shown else ""),
     )
+
+
+def violation_lines(violations: Sequence[Violation]) -> list[str]:
+    """One line for each text: sites that lost the same thing share it."""
+    sites: dict[tuple[str, str, str], list[str]] = {}
+    for v in violations:
+        shared = sites.setdefault((v.label, v.tokens, v.text), [])
+        if v.site not in shared:
+            shared.append(v.site)
+    return [
+        f"{', '.join(names)} ({label}, {tokens} tokens): {text}"
+        for (label, tokens, text), names in sites.items()
+    ]
+
+
+def waiver_stanzas(violations: Sequence[Violation]) -> list[str]:
+    """The waivers that would allow them, each once."""
+    return list(dict.fromkeys(v.waiver for v in violations if v.waiver))

@@ -21,6 +21,7 @@ from hal.reasons import Reason, ReasonKind
 from hal.step_costs import Step
 from hal.tiers import Tier
 from hal.unlocks import unlocks_of
+from hal.violations import Violation, violation_error, violation_lines
 from hal.waivers import WaiverBook
 
 BANDWIDTH = 2.0e9
@@ -76,7 +77,7 @@ def test_a_report_has_as_data_what_a_strict_plan_raises(
         "toy.slow is portable; toy.best is native (software limit: required more, found less; "
         "missing limit: required more, found less)"
     ]
-    assert plan.violations[0].line() in raised.value.found
+    assert violation_lines(plan.violations)[0] in raised.value.found
     document = plan.to_dict()
     assert document["violations"][0]["kind"] == "lost fast path"
     assert document["ops"][0]["lost"] == {
@@ -290,3 +291,21 @@ def test_the_link_of_a_group_follows_from_the_attributes(fast: DeviceSpec) -> No
     nvlink = dataclasses.replace(card, attributes={"fabric": "nvlink", "p2p": "verified"})
     assert group_link_of(nvlink, 8) == GroupLink(kind="nvlink", p2p="verified")
     assert group_link_of(fast, 2).kind == "host"
+
+
+def test_sites_that_lost_the_same_share_a_line_and_waivers_do_not_flood() -> None:
+    def lost(site: str, op: str) -> Violation:
+        return Violation(
+            site=site, label=op, tokens="1-8", text=f"{op} is slow", waiver=f"[[waiver]] {site}"
+        )
+
+    many = [lost(f"layers.*.{n}", "gemm") for n in range(9)] + [lost("head", "norm.rms")]
+    lines = violation_lines([*many, many[0]])
+    assert lines == [
+        f"{', '.join(f'layers.*.{n}' for n in range(9))} (gemm, 1-8 tokens): gemm is slow",
+        "head (norm.rms, 1-8 tokens): norm.rms is slow",
+    ]
+    error = violation_error("toy", many)
+    assert error.remedy.count("[[waiver]]") == 4
+    assert "6 more" in error.remedy
+    assert "--waiver-template" in error.remedy

@@ -14,7 +14,7 @@ from hal.device import DeviceSpec
 from hal.errors import SettingsError
 from hal.measurements import with_measurements
 from hal.plan import Plan
-from hal.violations import violation_error
+from hal.violations import violation_error, waiver_stanzas
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_compare import comparison_document, print_comparison
 from hal_engine.cli.plan_report import print_report
@@ -59,6 +59,10 @@ def plan(
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write the plan as JSON; - is standard output.")
     ] = None,
+    waiver_template: Annotated[
+        Path | None,
+        typer.Option(help="Write a waiver for each lost fast path, to fill in and pass back."),
+    ] = None,
     losers: Annotated[
         bool, typer.Option("--losers", help="Show every candidate that was not chosen, and why.")
     ] = False,
@@ -100,7 +104,19 @@ def plan(
     else:
         print_plan(plans[0], with_losers=losers)
         print_report(plans[0], terminal())
+    if waiver_template is not None:
+        _write_waivers(plans, waiver_template)
     _fail_for_violations(plans)
+
+
+def _write_waivers(plans: Sequence[Plan], path: Path) -> None:
+    """Raises SettingsError rather than write over a file."""
+    stanzas = [stanza for plan in plans for stanza in waiver_stanzas(plan.violations)]
+    if path.exists():
+        raise SettingsError(
+            "option --waiver-template", "a new file", f"{path}, which exists", "name another"
+        )
+    path.write_text("\n\n".join(dict.fromkeys(stanzas)) + "\n", encoding="utf-8")
 
 
 def _one_count(*counts: int | None) -> int | None:

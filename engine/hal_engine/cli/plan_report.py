@@ -70,7 +70,8 @@ def _largest(step: StepEstimate) -> list[str]:
 
 @dataclass(slots=True)
 class Loss:
-    """One lost fast path, over every site that shares it. costs: step name -> share of the step."""
+    """One lost fast path, over every site that shares it. lost_shares: step name -> share of the
+    step; a step that does not call it, or whose rates are not known, is not in there."""
 
     op: str
     choice: str
@@ -80,7 +81,7 @@ class Loss:
     unlock: tuple[str, ...]
     is_waived: bool
     sites: list[str] = field(default_factory=list)
-    lost_us: dict[str, float] = field(default_factory=dict)
+    lost_shares: dict[str, float] = field(default_factory=dict)
 
 
 def collect_losses(plan: Plan) -> list[Loss]:
@@ -108,15 +109,16 @@ def collect_losses(plan: Plan) -> list[Loss]:
         if op.site.site not in loss.sites:
             loss.sites.append(op.site.site)
         _add_costs(loss, op, plan.steps)
-    return sorted(losses.values(), key=lambda loss: -max(loss.lost_us.values(), default=0.0))
+    return sorted(losses.values(), key=lambda loss: -max(loss.lost_shares.values(), default=0.0))
 
 
 def _add_costs(loss: Loss, op: PlannedOp, steps: Iterable[StepEstimate]) -> None:
     for step in steps:
         for site in step.sites:
-            if _is_same(site, op) and site.lost_us and step.total_us:
+            if _is_same(site, op) and site.lost_us is not None and step.total_us:
                 name = step_name(step)
-                loss.lost_us[name] = loss.lost_us.get(name, 0.0) + site.lost_us / step.total_us
+                share = loss.lost_shares.get(name, 0.0) + site.lost_us / step.total_us
+                loss.lost_shares[name] = share
 
 
 def _is_same(site: SiteCost, op: PlannedOp) -> bool:
@@ -134,30 +136,30 @@ def _losses_table(plan: Plan, losses: list[Loss]) -> Table:
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
         title="Lost fast paths, and at least what they cost of a step",
     )  # fmt: skip
-    table.add_column("op")
-    table.add_column("runs → should run")
+    table.add_column("op", overflow="fold")
+    table.add_column("runs, should run", overflow="fold")
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("what unlocks it")
+    table.add_column("what unlocks it", overflow="fold")
     for loss in losses:
         table.add_row(
             loss.op,
             Text.assemble(
                 f"{loss.choice} ",
                 (loss.tier, "red"),
-                " → " + loss.better + " ",
-                (loss.better_tier, "green"),
                 " (waived)" if loss.is_waived else "",
+                "\n" + loss.better + " ",
+                (loss.better_tier, "green"),
             ),
-            *(_share(loss.lost_us.get(name)) for name in names),
-            "; ".join(loss.unlock),
+            *(_share(loss.lost_shares.get(name)) for name in names),
+            "\n".join(loss.unlock),
         )
     return table
 
 
 def _share(share: float | None) -> str:
     if share is None:
-        return "?"
+        return "–"
     return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 

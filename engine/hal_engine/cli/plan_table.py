@@ -1,4 +1,4 @@
-"""A plan as a table for a terminal of 100 columns."""
+"""A plan as a table: names fold where a terminal is narrow, nothing is cut off."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TIER_STYLES = {"native": "green", "tuned": "cyan", "portable": "yellow", "refere
 
 
 def terminal() -> Console:
-    """Standard output, 100 columns wide where it is no terminal."""
+    """Standard output; where it is no terminal, wide enough that no table is cut."""
     console = Console()
-    return console if console.is_terminal else Console(width=100)
+    return console if console.is_terminal else Console(width=160)
 
 
 def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None = None) -> None:
@@ -46,9 +46,9 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
             highlight=False,
         )
     else:
+        measure = "" if _is_bounded(plan) else " For rooflines measure it: hal devices --measure"
         console.print(
-            "Times are of one call at the upper end of the token range. For rooflines measure the "
-            "device once: hal devices --measure",
+            "Times are of one call at the upper end of the token range." + measure,
             style="dim",
             highlight=False,
         )
@@ -62,10 +62,12 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
 
 def _table(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("call site", "tokens", "implementation", "tier"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table.add_column("call site", overflow="fold")
+    table.add_column("tokens", no_wrap=True, min_width=6)
+    table.add_column("implementation", overflow="fold")
+    table.add_column("tier", no_wrap=True, min_width=9)
     table.add_column("est. µs", justify="right", no_wrap=True)
-    is_measured = any(op.bound is not None for op in plan.ops)
+    is_measured = _is_bounded(plan)
     if is_measured:
         table.add_column("bound µs", justify="right", no_wrap=True)
     previous = ""
@@ -81,6 +83,10 @@ def _table(plan: Plan) -> Table:
         )
         previous = site
     return table
+
+
+def _is_bounded(plan: Plan) -> bool:
+    return any(op.bound is not None for op in plan.ops)
 
 
 def _bound(op: PlannedOp) -> str:
