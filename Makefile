@@ -28,6 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make setup: Python >= 3.11 is required, found $$($(PYTHON) --version); set PYTHON=python3.11 or later" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,triton]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'pyopencl[pocl]' || \
+	  echo 'make setup: pyopencl[pocl] cannot be had here; the tests of examples/hal-opencl will be skipped' >&2
 	@touch $(STAMP)
 
 models/SmolLM2-135M-Instruct.Q4_1.gguf: | $(STAMP)

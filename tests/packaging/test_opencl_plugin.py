@@ -80,6 +80,17 @@ def test_wheel_holds_its_kernels(environment: WheelEnvironment) -> None:
     assert set(names.split()) == {path.name for path in sources.iterdir()}
 
 
+def test_its_own_tests_pass(environment: WheelEnvironment) -> None:
+    """Every kernel against float64, on the installed wheels."""
+    options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "/dev/null")
+    done = environment.run(
+        *(environment.python, "-m", "pytest", *options, EXAMPLE / "tests"), timeout=840
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert " passed" in done.stdout
+    assert " skipped" not in done.stdout
+
+
 def test_detection(environment: WheelEnvironment) -> None:
     devices = {
         d["device_id"]: d for d in _json(environment.run(environment.hal, "devices", "--json"))

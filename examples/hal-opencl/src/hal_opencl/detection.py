@@ -180,6 +180,7 @@ def _features(entry: Mapping[str, Any]) -> frozenset[str]:
 def _attributes(entry: Mapping[str, Any], host: HostProbe) -> dict[str, str | int | float]:
     attributes: dict[str, str | int | float] = {
         "platform": entry["platform"],
+        "platform_version": entry["platform_version"],
         "platform_index": entry["index"],
         "driver": entry["driver"],
         "opencl_version": entry["version"],

@@ -35,7 +35,9 @@ def enumerate_devices() -> list[dict[str, Any]]:
         for platform in _platforms(cl)
         for index, device in enumerate(platform.get_devices())
     ]
-    return sorted(found, key=lambda entry: (entry["platform"], entry["index"]))
+    return sorted(
+        found, key=lambda entry: (entry["platform"], entry["platform_version"], entry["index"])
+    )
 
 
 def _kind(cl: Any, type_bits: int) -> str:

@@ -21,13 +21,18 @@ _INCLUDE = '#include "vector.h"'
 class OpenClDevice:
     """The device that a spec describes, ready for kernels. Not safe from several threads."""
 
-    def __init__(self, platform: str, index: int, name: str) -> None:
+    def __init__(self, platform: str, version: str, index: int, name: str) -> None:
         """Raises DetectionError if the device is not what was detected."""
-        devices = [d for p in cl.get_platforms() if p.name == platform for d in p.get_devices()]
+        devices = [
+            device
+            for found in cl.get_platforms()
+            if (found.name, found.version) == (platform, version)
+            for device in found.get_devices()
+        ]
         if index >= len(devices) or devices[index].name != name:
             raise DetectionError(
                 "OpenCL device",
-                f"{name!r} as device {index} of platform {platform!r}",
+                f"{name!r} as device {index} of platform {platform!r}, {version}",
                 ", ".join(device.name for device in devices) or "no device",
                 "start again; `hal doctor` shows the devices",
             )
@@ -57,11 +62,11 @@ def _source(file: str) -> str:
 
 
 @functools.cache
-def _opened(platform: str, index: int, name: str) -> OpenClDevice:
-    return OpenClDevice(platform, index, name)
+def _opened(platform: str, version: str, index: int, name: str) -> OpenClDevice:
+    return OpenClDevice(platform, version, index, name)
 
 
 def open_device(spec: DeviceSpec) -> OpenClDevice:
     """The opened device of a spec; the same one for equal specs. Raises DetectionError."""
-    attributes = spec.attributes
-    return _opened(str(attributes["platform"]), int(attributes["platform_index"]), spec.name)
+    platform, version = (str(spec.attributes[key]) for key in ("platform", "platform_version"))
+    return _opened(platform, version, int(spec.attributes["platform_index"]), spec.name)
