@@ -47,6 +47,7 @@ MAKERS: dict[str, Maker] = {
     "matrix-requests": lambda _: support_matrix.columns(),
     "op-arguments": lambda _: support.op_arguments(),
     "families": lambda _: tables.families(),
+    "planned-families": lambda _: tables.planned_families(),
     "weight-formats": lambda _: tables.weight_formats(),
     "precisions": lambda _: tables.precisions(),
     "endpoints": lambda _: tables.endpoints(),

@@ -23,9 +23,10 @@ from hal.settings_sections import SettingsCatalogue
 from hal.tiers import Tier
 from hal_engine import config_gguf
 from hal_engine.checkpoint.gguf_names import FORMAT_OF_TYPE
-from hal_engine.config import ModelConfig
-from hal_engine.config_huggingface import FAMILIES, read_config
+from hal_engine.config import RUNNABLE_FAMILIES, ModelConfig, load_model_config
+from hal_engine.config_huggingface import FAMILIES, family_architectures
 from hal_engine.precision import PRECISIONS, resolve_precision
+from hal_engine.presets import load_presets
 from support import markdown
 
 _MOST = 2**31 - 1  # a bound against overflow, not one that a user meets
@@ -38,6 +39,8 @@ def families() -> str:
         gguf_names.setdefault(family, []).append(architecture)
     rows = []
     for family, traits in FAMILIES.items():
+        if family not in RUNNABLE_FAMILIES:
+            continue
         bias = {None: "optional", True: "yes", False: "no"}[traits.fixed_qkv_bias]
         rows.append(
             [
@@ -51,6 +54,19 @@ def families() -> str:
         )
     columns = ("`model_type`", "architecture", "GGUF", "q, k, v bias", "MLP bias", "q, k norm")
     return markdown(columns, rows)
+
+
+def planned_families() -> str:
+    """Per family that can be planned and not run: its names, and the presets of it."""
+    presets: dict[str, list[str]] = {}
+    for preset in load_presets().values():
+        presets.setdefault(load_model_config(preset.path).family, []).append(f"`{preset.name}`")
+    rows = [
+        [f"`{family}`", f"`{architecture}`", ", ".join(presets.get(family, [])) or "–"]
+        for family, architecture in family_architectures().items()
+        if family not in RUNNABLE_FAMILIES
+    ]
+    return markdown(("`model_type`", "architecture", "presets"), rows)
 
 
 def weight_formats() -> str:
@@ -137,7 +153,7 @@ def _small_config() -> ModelConfig:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        return read_config(path / "config.json")
+        return load_model_config(path / "config.json")
 
 
 class _NoEngine:

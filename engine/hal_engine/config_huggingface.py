@@ -74,10 +74,15 @@ def read_config(file: Path) -> ModelConfig:
     return replace(config, ignored_keys=tuple(ignored))
 
 
+def family_architectures() -> dict[Family, str]:
+    """`model_type` -> the class name in `architectures`, of every family that is understood."""
+    classes = {name: traits.architecture for name, traits in FAMILIES.items()}
+    return classes | {name: architecture for name, (architecture, _) in _READERS.items()}
+
+
 def _family(values: StrictValues) -> Family:
     model_type = values.string("model_type")
-    classes = {name: traits.architecture for name, traits in FAMILIES.items()}
-    classes |= {name: architecture for name, (architecture, _) in _READERS.items()}
+    classes = family_architectures()
     for family, architecture in classes.items():
         if family == model_type:
             _check_architectures(values, architecture)
