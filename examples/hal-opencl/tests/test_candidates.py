@@ -58,6 +58,11 @@ def test_serves_what_it_is_for(request_: OpRequest) -> None:
         (GEMM, {"weight_format": FORMATS["int8_channel"]}, ReasonKind.SCOPE),
         (NORM, {"quantize": "int8_per_token"}, ReasonKind.SCOPE),
         (KV_WRITE, {"kv_dtype": "bfloat16"}, ReasonKind.SCOPE),
+        (
+            KV_WRITE,
+            {"kv_format": "bf16", "num_kv_heads": 1, "v_head_dim": 0},
+            ReasonKind.SCOPE,
+        ),
         (ATTENTION, {"kv_dtype": "bfloat16"}, ReasonKind.SCOPE),
         (ATTENTION, {"head_dim": 40}, ReasonKind.ARGUMENT),
         (ATTENTION, {"v_head_dim": 272}, ReasonKind.ARGUMENT),

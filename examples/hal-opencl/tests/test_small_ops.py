@@ -52,7 +52,8 @@ def test_norm_of_heads(device: DeviceSpec, generator: torch.Generator) -> None:
 def test_rope(any_memory: DeviceSpec, generator: torch.Generator, style: str) -> None:
     """A rotation is a product of complex numbers; q, k and v are parts of one tensor."""
     half, tokens = _number(generator, 1, 40), _number(generator, 1, 30)
-    head_dim = 2 * half + _number(generator, 0, 9)
+    start, is_inverse = _number(generator, 0, 9), bool(_number(generator, 0, 2))
+    head_dim = start + 2 * half + _number(generator, 0, 9)
     heads, kv_heads = 3, 2
     sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
     qkv = torch.randn(tokens, sum(sizes), generator=generator)
@@ -67,24 +68,36 @@ def test_rope(any_memory: DeviceSpec, generator: torch.Generator, style: str) ->
         rotary_dim=2 * half,
         dtype="float32",
         style=style,  # type: ignore[arg-type]
+        rotary_start=start,
+        is_inverse=is_inverse,
     )
     q, k, v = torch.split_with_sizes(qkv, sizes, 1)
     small_ops.load_rope(any_memory)(request, cos_sin_cache=table)(q, k, positions)
     turn = torch.complex(*table[positions].double().chunk(2, dim=1))[:, None]
+    turn = turn.conj() if is_inverse else turn
     for got, old, count in (
         (q, before[:, : sizes[0]], heads),
         (k, before[:, sizes[0] : -sizes[2]], kv_heads),
     ):
         want = old.double().reshape(tokens, count, head_dim).clone()
-        part = want[..., : 2 * half]
+        part = want[..., start : start + 2 * half]
         if style == "half_split":
             turned = torch.complex(part[..., :half], part[..., half:]) * turn
-            want[..., : 2 * half] = torch.cat((turned.real, turned.imag), dim=-1)
+            part[:] = torch.cat((turned.real, turned.imag), dim=-1)
         else:
             turned = torch.complex(part[..., 0::2], part[..., 1::2]) * turn
-            want[..., : 2 * half] = torch.stack((turned.real, turned.imag), dim=-1).flatten(-2)
+            part[:] = torch.stack((turned.real, turned.imag), dim=-1).flatten(-2)
         torch.testing.assert_close(got.double(), want.flatten(1), rtol=0.0, atol=4e-6)
     assert torch.equal(v, before[:, -sizes[2] :])
+
+
+def test_rope_without_keys(device: DeviceSpec, generator: torch.Generator) -> None:
+    request = RopeRequest(num_heads=1, num_kv_heads=0, head_dim=4, rotary_dim=4, dtype="float32")
+    q = torch.randn(3, 4, generator=generator)
+    want = torch.cat((-q[:, 2:], q[:, :2]), dim=1)
+    quarter = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
+    small_ops.load_rope(device)(request, cos_sin_cache=quarter)(q, None, torch.zeros(3).long())
+    assert torch.equal(q, want)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -68,6 +68,7 @@ def _kv_write(device: DeviceSpec) -> Callable[[KvWriteRequest], list[Reason]]:
     return lambda r: gather(
         scope("dtype", r.dtype, _FLOAT),
         scope("kv_dtype", r.kv_dtype, _FLOAT),
+        scope("kv_format", r.kv_format, ("",)),
         # The cache is host memory: without sharing, all of it would travel for a few rows.
         features(device, "memory.shared"),
     )

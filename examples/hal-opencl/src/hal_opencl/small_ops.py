@@ -61,12 +61,16 @@ def load_rope(device: DeviceSpec) -> Bind:
             "NUM_KV_HEADS": request.num_kv_heads,
             "HEAD_DIM": request.head_dim,
             "INTERLEAVED": int(request.style == "interleaved"),
+            "START": request.rotary_start,
+            "INVERSE": int(request.is_inverse),
         }
         kernel = memory.device.kernel("rope.cl", "rope", defines)
         launch = Launcher(memory, kernel, own_copy(cos_sin_cache))
 
         def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
             tokens = q.shape[0]
+            if not request.num_kv_heads:
+                k = q  # there is none, and the kernel does not look at it
             launch((tokens,), Changed(q), q.stride(0), Changed(k), k.stride(0), positions)
 
         return rope
