@@ -313,3 +313,26 @@ def test_sparse_attention_is_forced_on_chinese_accelerators(matrix: ModuleType) 
     # No product of T-Head is in the database; its policy is the same.
     thead = importlib.import_module("hal_backends.thead.policy")
     assert "sparse_attention" in thead.device_policy(matrix.devices()[0]).forced_features
+
+
+def test_every_question_is_answered(matrix: ModuleType) -> None:
+    """Strange arguments get reasons, never an exception: an op's requests with any two arguments
+    off the beaten track, on a device of each backend and on one of which nothing is known."""
+    import support
+
+    by_backend = {device.backend: device for device in matrix.devices()}
+    for backend, device in by_backend.items():
+        unknown = dataclasses.replace(
+            device, arch="", features=frozenset(), unverified_features=frozenset(), attributes={}
+        )
+        for each in (device, unknown):
+            for op in CATALOGUE:
+                requests_of_op = support.probes_of(op)[:: 7 if backend != "nvidia" else 3]
+                for candidate in matrix.candidates(each, op):
+                    for request in requests_of_op:
+                        reasons = candidate.not_supported_reasons(request)
+                        empty = [r for r in reasons if not (r.required and r.found and r.what)]
+                        assert not empty, (candidate.name, request, empty)
+                        if not reasons:
+                            candidate.work(request, 8)
+                            candidate.semantic_notes(request)

@@ -19,7 +19,7 @@ from hal.ops.rope import RopeRequest
 from hal.reasons import Reason
 from hal.tiers import Tier
 from hal_backends.gpu.flashinfer_attention import ARCHS, REQUIREMENT, installed
-from hal_backends.gpu.limits import architecture, flag, gather, limit, multiple, scope
+from hal_backends.gpu.limits import architecture, gather, limit, multiple, scope
 from hal_backends.gpu.offers import NOT_RUN, Check, Offer, on_device
 from hal_backends.gpu.torch_gemm_loaders import finished
 
@@ -129,15 +129,10 @@ def _activation(r: GatedActivationRequest) -> list[Reason]:
 def _rope(r: RopeRequest) -> list[Reason]:
     return gather(
         scope("dtype", r.dtype, _HALF),
+        scope("is_inverse", r.is_inverse, (False,)),
+        scope("rotary_start", r.rotary_start, (0,)),
+        scope("keys", r.num_kv_heads > 0, (True,)),
         limit("head_dim", r.head_dim, "64, 128 or 256", is_met=r.head_dim in (64, 128, 256)),
-        limit("num_kv_heads", r.num_kv_heads, "at least 1", is_met=r.num_kv_heads > 0),
-        flag("is_inverse", bool(getattr(r, "is_inverse", False)), required=False),
-        limit(
-            "rotary_start",
-            getattr(r, "rotary_start", 0),
-            "0",
-            is_met=not getattr(r, "rotary_start", 0),
-        ),
     )
 
 

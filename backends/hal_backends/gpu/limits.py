@@ -56,10 +56,11 @@ def flag(what: str, found: bool, *, required: bool) -> list[Reason]:
 
 
 def feature(device: DeviceSpec, *needed: str) -> list[Reason]:
-    """Each of these features, one reason for each that is absent or that nobody verified."""
+    """Each of these features, one reason for each that is absent or that nobody verified; "" is
+    none at all."""
     reasons = []
     for name in needed:
-        if name in device.features:
+        if not name or name in device.features:
             continue
         unverified = name in device.unverified_features
         reasons.append(
@@ -103,7 +104,7 @@ def architecture(device: DeviceSpec, allowed: Collection[str], *, why: str) -> l
         Reason(
             what="arch",
             required=f"{' or '.join(allowed)} ({why})",
-            found=device.arch,
+            found=device.arch or "not known",
             kind=ReasonKind.HARDWARE,
         )
     ]
