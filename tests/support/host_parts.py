@@ -26,6 +26,7 @@ def torch(host: HostBuilder, version: str, **variables: str) -> None:
     host.package(
         "torch", version, modules=["torch"], files={"torch/version.py": "\n".join(lines) + "\n"}
     )
+    host.package("numba", "0.62.1", modules=["numba"])  # for the host's CPU
 
 
 def cuda_torch(host: HostBuilder) -> None:

@@ -198,3 +198,18 @@ def _other_name(host: HostBuilder) -> Expected:
     parts.cuda_torch(host)
     words = ("rtx-pro-6000-blackwell-server", "rtx-4090")
     return Expected(refused={"nvidia": words})
+
+
+@recorded_host("nvidia-one-unknown", "an L40S beside a card of a capability that nobody listed")
+def _one_unknown(host: HostBuilder) -> Expected:
+    known = host.device("10de:26b9", driver="nvidia")
+    unknown = host.device("10de:3fff", driver="nvidia")
+    parts.nvidia(host, [known], "NVIDIA L40S", mib=46068, capability="8.9")
+    host.node("/dev/nvidia1")
+    listed = [
+        tools.nvidia_smi("NVIDIA L40S", [known], 46068, "8.9"),
+        tools.nvidia_smi("NVIDIA R100", [unknown], 294912, "13.0", first=1),
+    ]
+    host.command(tools.NVIDIA_SMI, "".join(listed))
+    parts.cuda_torch(host)
+    return Expected(devices={"nvidia": {"l40s": 1, "unknown": 1}})

@@ -13,12 +13,13 @@ from hal.cli.output import (
     format_bytes,
     format_rate,
     picture_columns,
+    print_error,
     print_json,
     print_lines,
     print_table,
     print_text,
 )
-from hal.errors import UsageError
+from hal.errors import PluginError, UsageError
 
 if TYPE_CHECKING:
     from hal.device import DeviceSpec
@@ -56,7 +57,8 @@ def _devices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The devices of this host, as their plug-ins describe them. Exit code 1 if there is none."""
+    """The devices of this host, as their plug-ins describe them. Exit code 1 if there is none, or
+    if one cannot be described."""
     shared = cli_context(ctx)
     if host is not None:
         from hal.host import load_recorded_host
@@ -64,9 +66,9 @@ def _devices(
         _refuse_measuring(measure)
         shared.host = load_recorded_host(host)
     if record is None:
-        specs = _describe(shared, measure)
+        specs, undescribed = _describe(shared, measure)
     else:
-        specs = _record(shared, measure, record)
+        specs, undescribed = _record(shared, measure, record)
     found = _topology(shared, specs) if topology or svg is not None else None
     if svg is not None and found is not None:
         _write_svg(found, svg)
@@ -77,7 +79,9 @@ def _devices(
         )
     else:
         _print(specs, found if topology else None, evidence)
-    if not specs:
+    for error in undescribed:
+        print_error(error, is_debug=shared.is_debug)
+    if undescribed or not specs:
         raise typer.Exit(1)
 
 
@@ -91,20 +95,29 @@ def _refuse_measuring(measure: bool) -> None:
         )
 
 
-def _describe(shared: CliContext, measure: bool) -> list[DeviceSpec]:
+def _describe(shared: CliContext, measure: bool) -> tuple[list[DeviceSpec], list[PluginError]]:
+    """What can be described, and the errors of what cannot: one strange card hides no other."""
     from hal.measurements import save_measurements, with_measurements
 
     registry = shared.backends
-    specs = [registry.describe(device.device_id) for device in registry.devices]
+    specs: list[DeviceSpec] = []
+    undescribed: list[PluginError] = []
+    for device in registry.devices:
+        try:
+            specs.append(registry.describe(device.device_id))
+        except PluginError as error:
+            undescribed.append(error)
     if measure:
         specs = [registry.measure(spec) for spec in specs]
         for spec in specs:
             save_measurements(spec)
-        return specs
-    return [with_measurements(spec) for spec in specs]
+        return specs, undescribed
+    return [with_measurements(spec) for spec in specs], undescribed
 
 
-def _record(shared: CliContext, measure: bool, path: Path) -> list[DeviceSpec]:
+def _record(
+    shared: CliContext, measure: bool, path: Path
+) -> tuple[list[DeviceSpec], list[PluginError]]:
     """Describe the devices and write what the host was asked meanwhile, also if that fails: then
     the recording is needed most."""
     from hal.host import RecordingHost
@@ -113,7 +126,7 @@ def _record(shared: CliContext, measure: bool, path: Path) -> list[DeviceSpec]:
     recorder = RecordingHost(shared.host)
     shared.host = recorder
     try:
-        specs = _describe(shared, measure)
+        described = _describe(shared, measure)
     finally:
         ask_usual_questions(recorder)
         saved = save_recording(recorder, path)
@@ -124,7 +137,7 @@ def _record(shared: CliContext, measure: bool, path: Path) -> list[DeviceSpec]:
         )
         for gap in recorder.gaps:
             typer.echo(f"Not recorded: {gap}.", err=True)
-    return specs
+    return described
 
 
 def _topology(shared: CliContext, specs: Sequence[DeviceSpec]) -> Topology:
