@@ -7,17 +7,25 @@ from types import MappingProxyType
 
 from hal.errors import SettingsError
 from hal.suggestions import did_you_mean
+from hal_kernels.activation import triton_variants as activation
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
+from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.gemm import triton_variants as gemm
+from hal_kernels.kv_write import triton_variants as kv_write
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
+from hal_kernels.rope import triton_variants as rope
 
 _KERNELS: tuple[TritonKernel, ...] = (
+    *activation.KERNELS,
     *attention.KERNELS,
+    *embedding.KERNELS,
     *gemm.KERNELS,
+    *kv_write.KERNELS,
     *norm.KERNELS,
     *quantize.KERNELS,
+    *rope.KERNELS,
 )
 
 CATALOGUE: Mapping[str, TritonKernel] = MappingProxyType({k.name: k for k in _KERNELS})

@@ -58,7 +58,7 @@ def _bind_prefill(
     scale: float,
     sinks: torch.Tensor | None,
 ) -> Attention:
-    tiles = prefill_tiles(target_of(device), shared["BLOCK_D"])
+    tiles = prefill_tiles(target_of(device), shared["BLOCK_D"], has_window=bool(request.window))
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
 
     def kernel(

@@ -16,14 +16,22 @@ _CACHE_STRIDES = tuple(
 )
 
 
-def prefill_tiles(target: Target, head_dim: int) -> dict[str, int]:
+# (rows, keys, warps) by head size up to, chosen so that nothing spills: see the evidence.
+_CDNA_TILES = {64: (64, 32, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
+_RDNA_TILES = {64: (32, 32, 4), 128: (32, 16, 4), 256: (16, 16, 4)}
+_NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (64, 32, 8)}
+_NVIDIA_WINDOW_TILES = {**_NVIDIA_TILES, 128: (64, 32, 4)}
+
+
+def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[str, int]:
     """Tile sizes and launch options: what fits in registers and shared memory."""
-    wide = head_dim > 128
     if target.backend == "hip":
-        rows, keys = (64, 32) if not wide else (32, 32)
-        return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": 4, "num_stages": 1}
-    rows, keys, warps = (64, 64, 4) if not wide else (64, 32, 8)
-    return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": 2}
+        table = _CDNA_TILES if target.warp_size == 64 else _RDNA_TILES
+    else:
+        table = _NVIDIA_WINDOW_TILES if has_window else _NVIDIA_TILES
+    rows, keys, warps = table[next(size for size in table if head_dim <= size)]
+    stages = 1 if target.backend == "hip" else 2
+    return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
 
 
 def decode_tiles(target: Target, head_dim: int) -> dict[str, int]:
@@ -54,9 +62,9 @@ def _prefill(target: Target) -> Sequence[KernelVariant]:
     variants = []
     for dtype in ("bfloat16", "float16"):
         for head_dim in _HEAD_DIMS:
-            tiles = prefill_tiles(target, head_dim)
-            warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
             for form, flags in _FORMS:
+                tiles = prefill_tiles(target, head_dim, has_window=bool(flags["WINDOW"]))
+                warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
                 common = _shared(
                     dtype,
                     head_dim,

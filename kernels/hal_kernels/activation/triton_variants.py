@@ -1,0 +1,35 @@
+"""The specialisations of the Triton gated activation that targets are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+
+def _gated(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=config,
+            pointers={"x_R2F_ptr": "bfloat16", "y_RF_ptr": "bfloat16"},
+            scalars={**dict.fromkeys(("stride_x", "stride_y", "F"), "i32"), "clamp": "fp32"},
+            divisible=frozenset({"stride_x", "stride_y", "F"}),
+            constants={"BLOCK_F": 1024, "IS_GELU": is_gelu, "HAS_CLAMP": has_clamp},
+        )
+        for config, is_gelu, has_clamp in (
+            ("silu", False, False),
+            ("silu-clamp", False, True),
+            ("gelu", True, False),
+        )
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="activation.gated", op="activation.gated",
+        module="hal_kernels.activation.triton_kernels", function="_gated_activation_kernel",
+        variants=_gated, uses_matrix_unit=False,
+    ),
+)  # fmt: skip
