@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from hypothesis import HealthCheck, settings
 
 from hal.ops import CATALOGUE
 from hal.ops.attention import AttentionMetadata
 from hal.ops.formats import torch_dtype
 from hal.ops.kv_formats import KV_FORMATS, slots_of, write_rows
 
+# For tests of drawn inputs: a busy machine is no failure.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NO_BLOCK = 10**6  # in the table where there is no block: looking it up is an IndexError
 
 

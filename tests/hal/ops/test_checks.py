@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from hal.errors import RequestError
 from hal.ops.checks import entries_read, one_of, positive, require, seen_entries
+from op_inputs import UNTIMED
 
 
+@UNTIMED
 @given(tokens=st.integers(0, 60), ratio=st.integers(1, 9), most=st.integers(0, 12))
 def test_pairs_of_a_prompt_are_counted_query_by_query(tokens: int, ratio: int, most: int) -> None:
     seen = [(p + 1) // ratio for p in range(tokens)]
@@ -19,6 +21,7 @@ def test_pairs_of_a_prompt_are_counted_query_by_query(tokens: int, ratio: int, m
         assert entries_read(phase, tokens, 10**6, ratio, most) == want
 
 
+@UNTIMED
 @given(
     tokens=st.integers(0, 9),
     context=st.integers(0, 100),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hal.errors import RequestError
 from hal.ops.engram import EngramRequest, bytes_moved, flops, reference
 from hal.ops.low_precision import quantize_groups
-from op_inputs import assert_within, normal
+from op_inputs import UNTIMED, assert_within, normal
 
 GATHER = EngramRequest(
     num_heads=3, max_ngram=4, row_width=32, hidden_size=16, num_streams=4, dtype="float64"
@@ -49,6 +49,7 @@ def test_hashes_by_hand() -> None:
     assert got.dtype == torch.float64
 
 
+@UNTIMED
 @given(
     ids=st.lists(st.lists(st.integers(0, 99_091), min_size=4, max_size=4), min_size=1, max_size=5),
     seed=st.integers(1, 40),

@@ -18,7 +18,7 @@ from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest, bytes_moved, reference
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest
 from hal.ops.layer_norm import LayerNormRequest
-from op_inputs import metadata, normal, paged, starts_of
+from op_inputs import UNTIMED, metadata, normal, paged, starts_of
 from oracle_modules import randomised
 
 NAN, INF = float("nan"), float("inf")
@@ -36,6 +36,7 @@ def largest(
     return (columns + [-1] * count)[:count]
 
 
+@UNTIMED
 @given(
     rows=st.lists(
         st.tuples(st.lists(SCORES, min_size=9, max_size=9), st.integers(0, 9)), min_size=1
@@ -57,6 +58,7 @@ def test_no_entries_at_all() -> None:
     assert got.tolist() == [[-1, -1, -1]] * 2
 
 
+@UNTIMED
 @given(
     scores=st.lists(SCORES, min_size=7, max_size=7),
     visible=st.integers(0, 31),
@@ -77,6 +79,7 @@ def test_pools_are_chosen_whole_and_the_open_tail_is_added(
     assert (got >= -1).all()
 
 
+@UNTIMED
 @given(
     rows=st.lists(
         st.tuples(st.lists(SCORES, min_size=37, max_size=37), st.integers(0, 37)), min_size=1

@@ -25,7 +25,7 @@ from hal.ops.kv_compressor import (
     reference,
 )
 from hal.ops.rope import RopeRequest
-from op_inputs import assert_within, normal, starts_of
+from op_inputs import UNTIMED, assert_within, normal, starts_of
 from oracle_modules import randomised, rope_table
 
 Piece = tuple[int, int, int]  # query_len, seq_len, state slot
@@ -84,7 +84,7 @@ def pieces_of(length: int, cuts: list[int]) -> list[tuple[int, int]]:
     return [(end - start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(UNTIMED, max_examples=60)
 @given(
     ratio=st.integers(1, 5),
     is_overlapping=st.booleans(),

@@ -13,7 +13,7 @@ from hal.errors import RequestError
 from hal.ops import CATALOGUE
 from hal.ops.kv_formats import KV_FORMATS, pack_rows, read_rows, slots_of, unpack_rows, write_rows
 from hal.ops.kv_write import KvWriteRequest
-from op_inputs import normal, paged
+from op_inputs import UNTIMED, normal, paged
 
 PACKED = [name for name in KV_FORMATS if name != "bf16"]
 # Bytes of a row, from the facts of each format: values, tail, scales, padding.
@@ -165,6 +165,7 @@ def test_pages_of_two_parts_have_all_values_before_all_scales() -> None:
             assert torch.equal(scales, packed[row, data:])
 
 
+@UNTIMED
 @given(
     block_size=st.integers(1, 70),
     table=st.lists(st.integers(0, 1000), min_size=1, max_size=6, unique=True),

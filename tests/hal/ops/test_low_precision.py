@@ -24,7 +24,7 @@ from hal.ops.low_precision import (
     round_activations,
     unpack_nibbles,
 )
-from op_inputs import normal
+from op_inputs import UNTIMED, normal
 
 # exponent bits, mantissa bits, bias, largest: from the formats' papers, not from torch.
 SHAPES = {
@@ -98,6 +98,7 @@ def test_ue8m0_is_torchs_type() -> None:
     assert torch.equal(encode_ue8m0(decode_ue8m0(codes[:255])), codes[:255])
 
 
+@UNTIMED
 @given(st.integers(min_value=1, max_value=0x7F7FFFFF))
 def test_ue8m0_rounds_up_to_a_power_of_two(bits: int) -> None:
     """Every positive float32, denormals too."""

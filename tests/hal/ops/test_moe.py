@@ -25,7 +25,7 @@ from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest, bytes_moved, reference
 from hal.ops.weight_formats import FORMATS
-from op_inputs import assert_within, normal
+from op_inputs import UNTIMED, assert_within, normal
 from oracle_modules import randomised
 
 
@@ -134,6 +134,7 @@ def test_sqrt_softplus_routers_of_v4(rng: torch.Generator, is_hash: bool) -> Non
         assert_same_routing(module, request, x, bias=bias)
 
 
+@UNTIMED
 @given(
     scores=st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=12, max_size=12),
     top_k=st.integers(1, 6),
@@ -210,6 +211,7 @@ def test_parts_must_be_those_of_the_request() -> None:
 # --- dispatch -------------------------------------------------------------------------------------
 
 
+@UNTIMED
 @given(ids=st.lists(st.lists(st.integers(-1, 5), min_size=3, max_size=3), min_size=1, max_size=9))
 def test_rows_are_sorted_by_expert_then_by_token(ids: list[list[int]]) -> None:
     request = MoeDispatchRequest(
