@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import capability
 import sources
 import support
 import support_matrix
@@ -29,6 +30,7 @@ DOCUMENTS = (
     "docs/plugins.md",
     "docs/serving.md",
     "docs/plan.md",
+    "docs/devices.md",
 )
 # Files that are generated as a whole.
 FILES: dict[str, Callable[[], str]] = {"docs/support-matrix.csv": support_matrix.csv}
@@ -57,7 +59,17 @@ MAKERS: dict[str, Maker] = {
     "reason-kinds": lambda _: tables.reason_kinds(),
     "files": sources.files,
     "example": sources.example,
+    "opencl": sources.opencl,
     "text": sources.whole_file,
+    "db-devices": lambda _: capability.devices(),
+    "db-architectures": lambda _: capability.architectures(),
+    "db-families": lambda _: capability.families(),
+    "db-tells": lambda _: capability.tells(),
+    "db-forced": lambda _: capability.forced(),
+    "db-schema": capability.schema,
+    "db-units": lambda _: capability.units(),
+    "db-rates": lambda _: capability.rates(),
+    "db-sources": lambda _: capability.sources(),
 }
 
 

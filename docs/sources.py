@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "hal-example" / "src" / "hal_example" / "plugin.py"
+OPENCL = ROOT / "examples" / "hal-opencl" / "src" / "hal_opencl"
 
 
 def files(folder: str) -> str:
@@ -30,7 +31,21 @@ def example(names: str) -> str:
 
     Raises ValueError for a name that the example does not define.
     """
-    text = EXAMPLE.read_text(encoding="utf-8")
+    return _code(EXAMPLE, names)
+
+
+def opencl(arguments: str) -> str:
+    """Code of the OpenCL plug-in: a file's name, then names of definitions in it. The block says
+    to the tests which file it is from.
+
+    Raises ValueError for a name that the file does not define.
+    """
+    file, _, names = arguments.partition(" ")
+    return f"<!-- test: opencl {file} -->\n" + _code(OPENCL / file, names)
+
+
+def _code(file: Path, names: str) -> str:
+    text = file.read_text(encoding="utf-8")
     lines = text.splitlines()
     nodes = ast.parse(text).body
     imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -43,7 +58,7 @@ def example(names: str) -> str:
             found[node.targets[0].id] = part
     missing = [name for name in names.split() if name not in found]
     if missing:
-        raise ValueError(f"{EXAMPLE.name}: required {sorted(found)}, found {missing}")
+        raise ValueError(f"{file.name}: required {sorted(found)}, found {missing}")
     parts = ["\n".join(found[name]) for name in names.split()]
     return "```python\n" + "\n\n\n".join(parts) + "\n```"
 

@@ -38,7 +38,7 @@ class Command:
 
 def documents() -> list[Path]:
     """Every Markdown file of the repository that a reader is sent to."""
-    folders = (ROOT, ROOT / "docs", ROOT / "examples" / "hal-example")
+    folders = (ROOT, ROOT / "docs", *sorted((ROOT / "examples").iterdir()))
     return sorted(path for folder in folders for path in folder.glob("*.md"))
 
 
