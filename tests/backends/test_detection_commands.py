@@ -52,3 +52,10 @@ def test_doctor_is_content_with_a_sound_host_and_not_with_a_broken_one() -> None
     assert broken.returncode == 1
     assert "torch_npu" in " ".join(broken.stdout.split())
     assert "reinstall" in broken.stdout
+
+
+def test_a_plan_is_for_the_recorded_host_and_not_for_this_one() -> None:
+    """Looking for the command `plan` looks at this host's plug-ins first."""
+    recorded = str(FOLDER / "rx-7900-gre.json")
+    done = _hal("plan", "smollm2-135m-instruct", "--host", recorded, "--json", "-")
+    assert "AMD Radeon RX 7900 GRE" in done.stdout, done.stderr

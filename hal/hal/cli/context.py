@@ -31,6 +31,7 @@ class CliContext:
         self.config = config
         self.is_debug = is_debug or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
         self._settings: Settings | None = None
+        self._host: TransferableHost | None = None
 
     @property
     def settings(self) -> Settings:
@@ -63,12 +64,22 @@ class CliContext:
 
         return self.settings.section("selection", SelectionSettings, consumer="selection")
 
-    @cached_property
+    @property
     def host(self) -> TransferableHost:
         """The host that devices are looked for on."""
         from hal.host import LocalHost
 
-        return LocalHost()
+        if self._host is None:
+            self._host = LocalHost()
+        return self._host
+
+    @host.setter
+    def host(self, host: TransferableHost) -> None:
+        """Another host: what was found on the one before it, as a command of a plug-in was looked
+        for, is forgotten."""
+        self._host = host
+        for name in ("survey", "loader", "backends"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def survey(self) -> PluginSurvey:
