@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from document_blocks import ROOT
+from hal.host import CommandOutput, RecordedHost
 from hal_process import serving
 from wheel_environment import WheelEnvironment, build_wheel, create_environment
 
@@ -139,6 +140,51 @@ def test_quantised_weights_are_refused(environment: WheelEnvironment, smollm2_gg
     assert done.returncode == 2
     assert "layers.*.qkv_proj (gemm, 1-512 tokens): reference.gemm is reference" in done.stderr
     assert "(attention" not in done.stderr
+
+
+def test_plan_for_a_gpu_that_is_not_here(
+    environment: WheelEnvironment, smollm2_gguf: Path, tmp_path: Path
+) -> None:
+    """Right there and not known to be fast: refused, unless the plug-in's waivers are taken."""
+    recording = tmp_path / "host.json"
+    recording.write_text(_host_with_gpu().to_json(), encoding="utf-8")
+    command = (environment.hal, "plan", smollm2_gguf, *ON_OPENCL, "--host", recording)
+    refused = environment.run(*command)
+    assert refused.returncode == 2
+    assert "opencl.gemm.panels is portable; at least tuned is required" in refused.stderr
+    allowed = environment.run(*command, "--waivers", EXAMPLE / "waivers.toml", "--json", "-")
+    plan = _json(allowed)
+    assert all(op["waiver"] is not None for op in plan["ops"])
+    references = {op["op"] for op in plan["ops"] if op["choice"].startswith("reference.")}
+    assert references == {"kv_write", "sample.top_k_top_p"}
+
+
+def _host_with_gpu() -> RecordedHost:
+    entry = {
+        "platform": "Acme OpenCL",
+        "platform_version": "OpenCL 3.0",
+        "index": 0,
+        "name": "Acme GPU",
+        "vendor": "Acme",
+        "version": "OpenCL 3.0",
+        "driver": "1.2.3",
+        "kind": "gpu",
+        "compute_units": 48,
+        "memory_bytes": 16 << 30,
+        "max_allocation_bytes": 4 << 30,
+        "local_memory_bytes": 65536,
+        "shares_host_memory": False,
+        "is_little_endian": True,
+        "is_available": True,
+        "extensions": [],
+    }
+    enumeration = CommandOutput(0, json.dumps([entry]), "")
+    return RecordedHost(
+        files={"/etc/OpenCL/vendors/acme.icd": "/opt/acme/libacme.so"},
+        nodes=frozenset({"/opt/acme/libacme.so"}),
+        modules=frozenset({"pyopencl"}),
+        commands={"{python} -m hal_opencl.enumeration": enumeration},
+    )
 
 
 @pytest.fixture(scope="module")
