@@ -106,6 +106,9 @@ def check_commands(distribution: importlib.metadata.Distribution) -> None:
     plugins = run_hal("doctor", "--list", "--json")
     require("plug-ins", PLUGINS, sorted(p["name"] for p in plugins))
     require("their problems", [], [p["problem"] for p in plugins if p["problem"]])
+    database = run_hal("db", "validate", "--json")
+    require("problems of the device database", [], database["problems"])
+    require("48 devices and more", True, database["valid"]["devices"] >= 48)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         plan = run_hal("plan", folder, "--json", "-")
