@@ -108,8 +108,9 @@ def resolve_precision(
         if config.dtype == "bfloat16" and has_bf16_unit:
             dtype = "bfloat16"
         else:
+            kept = "as they are stored" if config.quantization is not None else f"in {config.dtype}"
             notes.append(
-                f"weights stay in {config.dtype} and are widened in the product: the device "
+                f"weights stay {kept} and are widened in the product: the device "
                 f"has no matrix unit for {config.dtype}, so activations are float32"
             )
     if name == "auto":

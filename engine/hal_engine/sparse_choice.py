@@ -54,12 +54,14 @@ def allow_dense_attention(
     attention = [site for site in sites if site.request.op in _OPS]
     missing = [s for s in attention if waivers.find(s.request, s.site, device, "semantic") is None]
     if missing:
-        stanza = waiver_text(missing[0].request, missing[0].site, device, kind="semantic")
+        stanzas = dict.fromkeys(
+            waiver_text(s.request, s.site, device, kind="semantic") for s in missing
+        )
         raise PlanError(
             "engine.sparse_attention=off",
             f"{CHANGE} in engine.allow_semantics, or a semantic waiver for every attention call",
             f"neither for {missing[0].site} ({missing[0].request.label})",
-            f"leave it at model; or allow it in the waiver file:\n{stanza}",
+            "leave it at model; or allow it in the waiver file:\n" + "\n\n".join(stanzas),
         )
     used = [waivers.match(s.request, s.site, device, "semantic") for s in attention]
     return [text, *dict.fromkeys(w.describe() for w in used if w is not None)]
