@@ -31,7 +31,7 @@ class RecordedHost:
         packages: distribution name -> version.
         commands: the command line joined by single spaces -> its output. A value of None is a
             command that exists and does not come to an end.
-        nodes: further paths that exist (device nodes, empty folders).
+        nodes: further paths that exist, such as device nodes; with `/` at the end, empty folders.
         links: path of a symbolic link -> where it leads.
         modules: top-level modules that can be imported.
         package_files: distribution -> relative path -> text, None if it cannot be read.
@@ -55,7 +55,7 @@ class RecordedHost:
     def __post_init__(self) -> None:
         links = _canonical_links(self.links)
         files = {_resolve(path, links): text for path, text in self.files.items()}
-        nodes = {_resolve(path, links) for path in self.nodes} - files.keys()
+        nodes = {_resolve_node(path, links) for path in self.nodes} - files.keys()
         values: dict[str, object] = {
             "links": links,
             "files": files,
@@ -85,7 +85,7 @@ class RecordedHost:
             if self.files[path] is None:
                 _recorded_text(path, None)
             return None
-        return () if path in self.nodes else None
+        return None
 
     def exists(self, path: str) -> bool:
         """See `HostProbe.exists`."""
@@ -171,6 +171,11 @@ def load_recorded_host(path: Path) -> RecordedHost:
     return RecordedHost.from_json(text, source)
 
 
+def _resolve_node(path: str, links: Mapping[str, str]) -> str:
+    resolved = _resolve(path, links)
+    return f"{resolved}/" if path.endswith("/") and resolved != "/" else resolved
+
+
 def _recorded_text(what: str, text: str | None) -> str:
     if text is None:
         raise unreadable(what, PermissionError(13, "recorded as unreadable"))
@@ -227,6 +232,9 @@ def _folders(paths: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
     """Every folder that follows from the paths -> the sorted names in it."""
     names: dict[str, set[str]] = {}
     for path in paths:
+        if path.endswith("/"):
+            path = path.rstrip("/")
+            names.setdefault(path, set())
         while path not in ("/", ""):
             folder, name = os.path.split(path)
             known = names.setdefault(folder, set())

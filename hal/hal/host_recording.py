@@ -44,7 +44,7 @@ class RecordingHost:
         names = self._asked(lambda: self.inner.list_dir(path), self._files, path)
         if names is not None:
             folder = path.rstrip("/")
-            self._nodes |= {f"{folder}/{name}" for name in names} or {folder or "/"}
+            self._nodes |= {f"{folder}/{name}" for name in names} or {f"{folder}/"}
         return names
 
     def exists(self, path: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from hal.host_probe import CommandOutput
+from hal.host_probe import PYTHON, CommandOutput
 from hal.host_recorded import RecordedHost
 
 _SECRET_KEY = (
@@ -105,7 +105,8 @@ def _scrubbed_package_files(
     files: Mapping[str, str | None], scrubber: _Scrubber
 ) -> dict[str, str | None]:
     return {
-        path: None if text is None else scrubber.text(text) for path, text in sorted(files.items())
+        path: None if text is None else scrubber.text(text, may_have_ipv4=False)
+        for path, text in sorted(files.items())
     }
 
 
@@ -121,15 +122,16 @@ class _Scrubber:
         ]
         self._homes = sorted(identity.home_folders - {"", "/", "/root"}, key=len, reverse=True)
 
-    def text(self, text: str) -> str:
-        """Any text."""
+    def text(self, text: str, *, may_have_ipv4: bool = True) -> str:
+        """Any text. Where a text has many versions and no addresses, `may_have_ipv4` is False, as
+        four numbers with points may be either."""
         text = _KEYED.sub(self._keyed, text)
         text = self._columns(text)
         text = _UUID.sub(lambda m: self._stand_in("uuid", m.group(), _uuid), text)
         text = _PCI_SERIAL.sub(lambda m: self._stand_in("serial", m.group(), _same_form), text)
         text = _MAC.sub(lambda m: self._stand_in("mac", m.group(), _mac), text)
         text = _IPV6.sub(lambda m: self._stand_in("ipv6", m.group(), _ipv6), text)
-        text = _IPV4.sub(self._ipv4, text)
+        text = _IPV4.sub(self._ipv4, text) if may_have_ipv4 else text
         text = _EMAIL.sub("user@example.org", text)
         return self._without_names(text)
 
@@ -157,7 +159,12 @@ class _Scrubber:
         query = _QUERY.search(command)
         if query is not None and "noheader" in command:
             stdout = self._scrub_columns(query.group(1).split(","), stdout.splitlines(True))
-        return CommandOutput(output.exit_code, self.text(stdout), self.text(output.stderr))
+        is_ours = command.startswith(PYTHON)  # a plug-in's own script: versions of software
+        return CommandOutput(
+            output.exit_code,
+            self.text(stdout, may_have_ipv4=not is_ours),
+            self.text(output.stderr, may_have_ipv4=not is_ours),
+        )
 
     def _keyed(self, match: re.Match[str]) -> str:
         key, value = match.group("key"), match.group("value")

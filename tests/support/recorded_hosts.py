@@ -269,7 +269,7 @@ class HostBuilder:
         self.files[path] = None
 
     def node(self, *paths: str) -> None:
-        """Device nodes, sockets, empty folders."""
+        """Device nodes, sockets; with a `/` at the end, empty folders."""
         self.nodes |= set(paths)
 
     def link(self, path: str, target: str) -> None:
