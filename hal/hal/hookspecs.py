@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 PROJECT = "hal"
 ENTRY_POINT_GROUP = "hal.backends"
-PLUGIN_API = (1, 0)
+PLUGIN_API_VERSIONS = ("1.0",)
+"""Every version there was, the present one last. A further argument of an op is a new one."""
+PLUGIN_API = tuple(int(part) for part in PLUGIN_API_VERSIONS[-1].split("."))
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -41,7 +43,8 @@ Provides = Literal["devices", "candidates", "commands"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendInfo:
-    """Who a plug-in is. api_range: a version specifier for the plug-in API, e.g. ">=1.0,<2".
+    """Who a plug-in is. api_range: a version specifier for the plug-in API, e.g. ">=1.0,<2". A
+    plug-in is not asked about arguments of an op that are newer than the oldest version in it.
 
     provides: "devices" (it detects devices), "candidates" (it offers implementations for any
     device, not only its own), "commands" (it adds commands to the CLI).

@@ -83,7 +83,8 @@ class OpFamily:
     reference: `(request, **static) -> kernel`, plain torch, the meaning of the op. flops, bytes:
     work of one call at a number of tokens. tolerances: per dtype of the activations. is_weighted:
     the implementation packs a weight at load. weight_bytes: of the weight or table that a call site
-    holds, as stored. kinds: what `label` adds to the name besides phases.
+    holds, as stored. kinds: what `label` adds to the name besides phases. added: argument ->
+    version of the plug-in API that added it; its default means what was meant before.
     """
 
     name: str
@@ -96,6 +97,7 @@ class OpFamily:
     is_weighted: bool = False
     weight_bytes: Callable[[Any], int] = _no_weight
     kinds: tuple[str, ...] = ()
+    added: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def labels(self) -> tuple[str, ...]:
         """Every label that a request of this family can have."""

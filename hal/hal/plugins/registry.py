@@ -8,8 +8,10 @@ from hal.device import DetectedDevice, DevicePolicy, DeviceSpec, SelfTestResult
 from hal.errors import DeviceClaimError, DeviceNotFoundError, PluginError
 from hal.hookspecs import Runtime
 from hal.host import TransferableHost
+from hal.ops import CATALOGUE
 from hal.plugins.calls import Plugin
 from hal.plugins.listing import PluginEntry
+from hal.plugins.newer_arguments import guarded
 from hal.plugins.states import PluginState
 from hal.suggestions import did_you_mean
 
@@ -168,11 +170,13 @@ class BackendRegistry:
             PluginError: the device's own plug-in fails, or two plug-ins use one candidate name.
         """
         owner = self.plugin_for(device)
+        family = CATALOGUE.get(op)
         found: dict[str, KernelCandidate] = {}
         for plugin in self.plugins:
             if plugin is not owner and "candidates" not in plugin.info.provides:
                 continue
-            for candidate in self._candidates_of(plugin, owner, op, device):
+            for offered in self._candidates_of(plugin, owner, op, device):
+                candidate = guarded(offered, family, plugin.info.api_range) if family else offered
                 if candidate.name in found:
                     raise _one_name_twice(found[candidate.name], candidate, plugin)
                 found[candidate.name] = candidate
