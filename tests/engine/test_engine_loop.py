@@ -195,7 +195,7 @@ def test_closing_the_stream_frees_everything(
             async with aclosing(engine.generate(request)) as stream:
                 for _ in range(after):
                     await anext(stream)
-            await asyncio.wait_for(engine.drain(), 5)
+            await asyncio.wait_for(engine.drain(), 60)
             assert engine.stats().generated_tokens < 4000
 
     asyncio.run(scenario())
@@ -219,7 +219,7 @@ def test_cancelling_the_task_cancels_a_waiting_and_a_running_request(
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(r, asyncio.CancelledError) for r in results)
-            await asyncio.wait_for(engine.drain(), 5)
+            await asyncio.wait_for(engine.drain(), 60)
 
     asyncio.run(scenario())
 
@@ -234,7 +234,7 @@ def test_a_full_queue_refuses_with_a_time(
         async with running(runner, max_num_seqs=2, max_waiting=3) as engine:
             requests = [make_request(f"p{i}", f"{i}", max_tokens=3) for i in range(200)]
             tasks = [asyncio.ensure_future(collect(engine, r)) for r in requests]
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             await asyncio.sleep(0.05)
             gate.opened.set()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -306,7 +306,7 @@ def test_a_dead_runner_ends_everyone_with_the_cause(
             await engine.embed([[1]])
         with pytest.raises(EngineDeadError, match="on fire"):
             await engine.check_ready(1)
-        await asyncio.wait_for(engine.drain(), 1)
+        await asyncio.wait_for(engine.drain(), 60)
         await engine.close()
         assert runner.is_closed
 
@@ -336,21 +336,21 @@ def test_readiness_idle_busy_stuck_and_broken(
     async def scenario() -> None:
         runner = fake_runner()
         async with running(runner) as engine:
-            await engine.check_ready(5)
+            await engine.check_ready(60)
             assert runner.batches == [(0, 1, 1)]
             task = asyncio.ensure_future(collect(engine, make_request("x", max_tokens=200)))
             await asyncio.sleep(0.01)
-            await engine.check_ready(5)
+            await engine.check_ready(60)
             await task
         gate = Gate()
         async with running(fake_runner(on_execute=gate)) as engine:
             with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
                 await engine.check_ready(0.05)
             gate.opened.set()
-            await engine.check_ready(5)
+            await engine.check_ready(60)
         async with running(fake_runner(change=lambda _, x: x * float("nan"))) as engine:
             with pytest.raises(EngineDeadError, match="not finite"):
-                await engine.check_ready(5)
+                await engine.check_ready(60)
 
     asyncio.run(scenario())
 
@@ -479,7 +479,7 @@ def test_a_reader_whose_loop_is_gone_is_cancelled(
     stream = engine.generate(make_request("x", max_tokens=8000))
     loop.run_until_complete(anext(stream))
     loop.close()  # with the stream open
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while engine.stats().running and time.monotonic() < end:
         time.sleep(0.01)
     assert (engine.stats().running, engine.stats().kv_blocks_used) == (0, 0)
@@ -490,10 +490,12 @@ def test_an_idle_engine_uses_no_time(running: Any, fake_runner: Any, make_reques
     async def scenario() -> None:
         async with running(fake_runner()) as engine:
             await collect(engine, make_request("x", max_tokens=3))
-            steps, cpu = engine.stats().steps, time.process_time()
+            # Of its own thread: libraries' idle workers of other tests may spin for a while.
+            clock = time.pthread_getcpuclockid(engine._thread.ident)
+            steps, cpu = engine.stats().steps, time.clock_gettime(clock)
             await asyncio.sleep(0.5)
             assert engine.stats().steps == steps
-            assert time.process_time() - cpu < 0.1
+            assert time.clock_gettime(clock) - cpu < 0.1
 
     asyncio.run(scenario())
 

@@ -50,7 +50,7 @@ def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def _wait(condition: Callable[[], bool], deadline_s: float = 20) -> None:
+def _wait(condition: Callable[[], bool], deadline_s: float = 120) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"

@@ -176,15 +176,15 @@ BOMBS = {
 def test_bombs_are_refused_or_harmless(compiler: GrammarCompiler, name: str) -> None:
     """A grammar may be refused, or fail while running; it may not hold a thread."""
     kind, text = BOMBS[name]
-    start = time.process_time()
+    start = time.thread_time()
     longest = 0.0
     try:
         matcher = compiler.compile_now(GrammarSpec(kind=kind, text=text))  # type: ignore[arg-type]
         for token in b"a" * 200:
-            step = time.process_time()
+            step = time.thread_time()
             if token not in allowed(matcher):
                 token = min(allowed(matcher))
-            longest = max(longest, time.process_time() - step)
+            longest = max(longest, time.thread_time() - step)
             if token >= 256:
                 break
             matcher.advance(token)
@@ -192,7 +192,7 @@ def test_bombs_are_refused_or_harmless(compiler: GrammarCompiler, name: str) -> 
                 break
     except (RequestRefusedError, GrammarError):
         longest = max(longest, 0.0)
-    assert time.process_time() - start < 5
+    assert time.thread_time() - start < 5
     assert longest < 0.5
 
 

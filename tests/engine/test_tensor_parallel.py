@@ -81,7 +81,7 @@ def running(folder: Path, tp: int, **options: Any) -> Iterator[tuple[Engine, lis
             if worker.is_running() and worker.status() == psutil.STATUS_STOPPED:
                 worker.resume()  # only on a failed test
         asyncio.run(engine.close())
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     assert not workers_of_this_process()
 
@@ -163,7 +163,7 @@ def test_a_lost_worker_is_an_error_in_time(
         waited = asyncio.run(_lose(engine, workers[0], how, expected.prompts[:3]))
         assert waited < LOST_DEADLINE_S
         # The engine ends its workers by itself, without waiting for close().
-        _, alive = psutil.wait_procs(workers, timeout=15)
+        _, alive = psutil.wait_procs(workers, timeout=60)
         assert not alive
 
 

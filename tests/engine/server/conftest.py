@@ -49,17 +49,19 @@ class RunningServer:
         return f"http://127.0.0.1:{self.port}"
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        defaults = {"api_key": "none", "max_retries": 0, "timeout": 20}
+        defaults = {"api_key": "none", "max_retries": 0, "timeout": 120}
         return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})
 
     def http(self, **options: Any) -> httpx.Client:
         # Without certificates, which take long to load and are not used.
-        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False, **options)
+        return httpx.Client(
+            base_url=self.url, timeout=120, trust_env=False, verify=False, **options
+        )
 
     def connect(self, **options: Any) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Returns when `condition` holds; fails the test when it does not in time."""
         end = time.monotonic() + timeout_s
         while not condition():
@@ -87,7 +89,7 @@ def running_server(engine: Any, **settings: Any) -> Iterator[RunningServer]:
         yield RunningServer(engine, app.state.server, listener.getsockname()[1])
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
 

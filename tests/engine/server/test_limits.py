@@ -123,25 +123,23 @@ def server_connections(server: Any) -> list[str]:
 
 def test_second_head_on_a_kept_connection(start_server: Any) -> None:
     """After a first request the deadline of the head holds again, and so does keep-alive."""
-    server = start_server(header_timeout_s=0.4, keep_alive_timeout_s=1)
+    server = start_server(header_timeout_s=2, keep_alive_timeout_s=3)
     with server.connect() as drip, server.connect() as idle:
         for connection in (drip, idle):
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             _read_ok(connection)
         drip.sendall(b"GET /hea")
         assert _error_of(_read_all(drip), 408)["code"] == "header_timeout"
-        begin = time.monotonic()
         assert _read_all(idle) == b""
-        assert time.monotonic() - begin < 3
 
 
 def test_keep_alive_outlives_the_head_deadline(start_server: Any) -> None:
-    server = start_server(header_timeout_s=0.2, keep_alive_timeout_s=5)
+    server = start_server(header_timeout_s=1, keep_alive_timeout_s=60)
     with server.connect() as connection:
         for _ in range(3):
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             _read_ok(connection)
-            time.sleep(0.4)
+            time.sleep(1.3)
 
 
 @pytest.mark.parametrize(
