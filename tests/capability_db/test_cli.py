@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,25 @@ def hal_db(monkeypatch: pytest.MonkeyPatch) -> HalDb:
 @pytest.fixture
 def overlay(tmp_path: Path) -> Path:
     return write(tmp_path, HEAD + SOURCES + CARD)
+
+
+PRINT_CONFIG = """
+import os, sys
+from hal.cli import main
+try:
+    main()
+except SystemExit:
+    print(os.environ["HAL_CONFIG"])
+"""
+
+
+def test_plugins_read_the_configuration_of_the_command_line(tmp_path: Path) -> None:
+    """They load the database by themselves, in this process and in children."""
+    config = tmp_path / "hal.toml"
+    config.write_text("[database]\noverlays = []\n")
+    command = (sys.executable, "-c", PRINT_CONFIG)
+    answer = run_hal("--config", "hal.toml", "version", command=command, cwd=tmp_path)
+    assert answer.stdout.splitlines()[-1] == str(config), answer.stderr
 
 
 SECTIONS = ["devices", "families", "architectures", "links", "sources"]

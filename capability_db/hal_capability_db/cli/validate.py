@@ -48,6 +48,11 @@ def _validate(
         number = len(draft.problems)
         held = ", ".join(f"{count} {what}" for what, count in counts.items())
         verdict = f"{number} problem{'s' if number > 1 else ''}" if number else "no problem"
-        print_text(f"{verdict} in the built-in data and {len(chosen)} overlays: {held}")
+        print_text(f"{verdict} in {_checked(len(chosen))}: {held}")
     if draft.problems:
         raise typer.Exit(1)
+
+
+def _checked(overlays: int) -> str:
+    more = "" if not overlays else f" and {overlays} overlay{'s' if overlays > 1 else ''}"
+    return f"the built-in data{more}"
