@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from host_catalogue import FOLDER
 
 
-def _hal(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _hal(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     script = "import sys; from hal.cli import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", script, *arguments],
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=200,
@@ -59,3 +62,43 @@ def test_a_plan_is_for_the_recorded_host_and_not_for_this_one() -> None:
     recorded = str(FOLDER / "rx-7900-gre.json")
     done = _hal("plan", "smollm2-135m-instruct", "--host", recorded, "--json", "-")
     assert "AMD Radeon RX 7900 GRE" in done.stdout, done.stderr
+
+
+_OVERLAY = """\
+schema: halstack.capability_db/1
+sources: {lab: our own measurements}
+devices:
+  - id: r100
+    family: nvidia
+    name: NVIDIA R100
+    arch: sm_103
+    identity:
+      {pci_devices: [{id: "0x3fff"}], names: [NVIDIA R100], source: [lab], confidence: measured}
+    peak:
+      - {values: {bfloat16: 3000}, unit: TFLOPS, source: [lab], confidence: measured}
+    memory: {value: 288, unit: GB, source: [lab], confidence: measured}
+"""
+
+
+def test_an_overlay_makes_an_unknown_card_known(tmp_path: Path) -> None:
+    """What the error about the unknown card says to do. The driver's capability is 13.0, which the
+    overlay contradicts: that is refused; without one it is believed."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(_OVERLAY)
+    stored = json.loads((FOLDER / "nvidia-unknown-architecture.json").read_text())
+    host = tmp_path / "host.json"
+    host.write_text(json.dumps(stored))
+    wrong = _hal("devices", "--host", str(host), HAL_DATABASE_OVERLAYS=str(path))
+    assert "r100" not in wrong.stdout
+    doctor = _hal("doctor", "--host", str(host), HAL_DATABASE_OVERLAYS=str(path)).stdout
+    assert "sm_103" in doctor
+    assert "sm_130" in doctor
+    for command, (code, out, error) in stored["commands"].items():
+        stored["commands"][command] = [code, out.replace("13.0", "10.3"), error]
+    host.write_text(json.dumps(stored))
+    done = _hal("devices", "--host", str(host), "--json", HAL_DATABASE_OVERLAYS=str(path))
+    assert done.returncode == 0, done.stderr
+    spec = next(spec for spec in json.loads(done.stdout) if spec["backend"] == "nvidia")
+    assert spec["name"] == "NVIDIA R100"
+    assert spec["attributes"]["profile"] == "r100"
+    assert spec["peak_flops"]["bfloat16"] == 3e15

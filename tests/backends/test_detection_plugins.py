@@ -126,7 +126,7 @@ def test_hostile_plugins_hide_no_device(tmp_path: Path, monkeypatch: pytest.Monk
     hostile = [PluginEntry("hostile", name, f"fake_hostile_{name}", "1") for name in _HOSTILE]
     assert len(hostile) == 12
     host = load_recorded_host(FOLDER / "mixed-nvidia-amd.json")
-    survey = survey_plugins(host, entries=[*hostile, *_entries()], deadline_s=10)
+    survey = survey_plugins(host, entries=[*hostile, *_entries()], deadline_s=30)
     owners = {owner.name for claimed in survey.claims().values() for owner in claimed}
     assert owners == {"nvidia", "amd"}
     registry = load_backends(survey=survey)

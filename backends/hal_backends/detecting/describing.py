@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hal.device import DetectedDevice, DeviceSpec, Evidence, MissingDependency
 from hal.errors import DetectionError
 from hal.host import HostProbe, LocalHost
-from hal_backends.detecting.look import known_devices, look_at_family
+from hal_backends.detecting.look import look_at_family
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.survey import Card
 from hal_backends.gpu.software import TESTED_VERSIONS
@@ -72,6 +72,7 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
     """
     from hal_backends.detecting.probed import with_probed
     from hal_backends.gpu.spec import device_spec
+    from hal_capability_db import load_database
 
     look = look_at_family(host, rules)
     card = next((c for c in look.survey.cards if c.device_id == device.device_id), None)
@@ -83,7 +84,7 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
             "run `hal doctor`; a card that vanished needs a reset or a reboot",
         )
     identity = look.identities[card.device_id]
-    database = known_devices()
+    database = load_database()
     profile = identity.profile
     if profile is None:
         if not identity.arch:
@@ -104,8 +105,9 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
 def device_profiles(rules: FamilyRules, host: HostProbe | None = None) -> Sequence[DeviceSpec]:
     """Every product of the family, with torch and Triton as they are here."""
     from hal_backends.gpu.spec import device_spec
+    from hal_capability_db import load_database
 
-    database = known_devices()
+    database = load_database()
     host = host or LocalHost()
     software = {name: v for name in _PACKAGES if (v := host.package_version(name)) is not None}
     return [

@@ -12,7 +12,6 @@ from hal_backends.detecting.survey import FamilySurvey, survey_family, with_torc
 
 if TYPE_CHECKING:
     from hal_backends.detecting.identity import Identity
-    from hal_capability_db import Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +46,10 @@ def _identified(
 ) -> tuple[FamilySurvey, Mapping[str, Identity]]:
     from hal.errors import UserError
     from hal_backends.detecting.identity import identify
+    from hal_capability_db import load_database
 
     try:
-        database = known_devices()
+        database = load_database()
         found = {c.device_id: identify(host, survey.rules, c, database) for c in survey.cards}
         # Without a tool only torch knows the name; it is asked only if the PCI id is not enough.
         is_open = any(i.profile is None for i in found.values()) and not survey.report.command
@@ -59,18 +59,3 @@ def _identified(
     except UserError as error:
         return replace(survey, cards=(), error=error), {}
     return survey, found
-
-
-def known_devices() -> Database:
-    """The capability database under the user's overlays (`database.overlays`). Read late: a host
-    without accelerators needs neither.
-
-    Raises:
-        DatabaseError, SettingsError: a file of devices or of settings is refused.
-    """
-    from hal.settings import Settings
-    from hal_capability_db import load_database
-    from hal_capability_db.settings import DatabaseSettings
-
-    section = Settings.read().section("database", DatabaseSettings, consumer="device detection")
-    return load_database(section.overlays)
