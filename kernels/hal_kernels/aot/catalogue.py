@@ -12,6 +12,7 @@ from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.gemm import triton_variants as gemm
+from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.kv_write import triton_variants as kv_write
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
@@ -22,6 +23,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *attention.KERNELS,
     *embedding.KERNELS,
     *gemm.KERNELS,
+    *grouped_gemm.KERNELS,
     *kv_write.KERNELS,
     *norm.KERNELS,
     *quantize.KERNELS,

@@ -1,7 +1,10 @@
-"""The compiling process: `python -m hal_kernels.aot.compile_child KERNEL TARGET FIRST RESULT_FD`.
+"""The compiling process: `python -m hal_kernels.aot.compile_child` with five arguments.
+
+They are KERNEL TARGET ONLY FIRST RESULT_FD.
 
 A compiler that is fed an unfit kernel may abort, so it never runs in the process that asks. One
-line of JSON per variant goes to the result channel, beginning with variant number FIRST.
+line of JSON per variant goes to the result channel, beginning with variant number FIRST of those
+whose configuration is ONLY ("" for all).
 """
 
 from __future__ import annotations
@@ -101,11 +104,12 @@ def _resource_usage(cubin: bytes) -> str:
 
 def main() -> None:
     """Compiles the variants in order, each reported as soon as it is done."""
-    name, arch, first, descriptor = sys.argv[1:]
+    name, arch, only, first, descriptor = sys.argv[1:]
     warnings.simplefilter("ignore")
     kernel, target = find_kernel(name), find_target(arch)
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
-        for variant in kernel.variants(target)[int(first) :]:
+        chosen = [v for v in kernel.variants(target) if only in ("", v.config)]
+        for variant in chosen[int(first) :]:
             channel.write(json.dumps(asdict(compile_variant(kernel, variant, target))) + "\n")
             channel.flush()
 

@@ -15,12 +15,13 @@ from hal_kernels.aot.variant import TritonKernel
 DEADLINE_S = 600.0  # of one kernel on one target; a variant takes 1 to 15 s
 
 
-def compile_kernel(kernel: TritonKernel, target: Target) -> KernelEvidence:
-    """Every variant of a kernel on a target; one that kills the compiler is an error of its own."""
-    variants = kernel.variants(target)
+def compile_kernel(kernel: TritonKernel, target: Target, *, only: str = "") -> KernelEvidence:
+    """Every variant of a kernel on a target, or those of one configuration; a variant that kills
+    the compiler is an error of its own."""
+    variants = [v for v in kernel.variants(target) if only in ("", v.config)]
     found: list[Evidence] = []
     while len(found) < len(variants):
-        done, problem = _run_child(kernel, target, len(found))
+        done, problem = _run_child(kernel, target, only, len(found))
         found += done
         if problem and len(found) < len(variants):
             variant = variants[len(found)]
@@ -43,7 +44,9 @@ def compile_kernel(kernel: TritonKernel, target: Target) -> KernelEvidence:
     )
 
 
-def _run_child(kernel: TritonKernel, target: Target, first: int) -> tuple[list[Evidence], str]:
+def _run_child(
+    kernel: TritonKernel, target: Target, only: str, first: int
+) -> tuple[list[Evidence], str]:
     """The variants that were compiled, and what ended it early ("" if nothing did)."""
     outcome = run_bounded(
         [
@@ -52,6 +55,7 @@ def _run_child(kernel: TritonKernel, target: Target, first: int) -> tuple[list[E
             "hal_kernels.aot.compile_child",
             kernel.name,
             target.arch,
+            only,
             str(first),
             "{result_fd}",
         ],

@@ -42,7 +42,10 @@ def bind(
     choice = choose_kernel(request, device)
     if isinstance(choice, Reason):
         raise BindingError(
-            f"Triton product for {request.label}", choice.required, choice.found, "select another"
+            f"Triton product for {request.label}: {choice.what}",
+            choice.required,
+            choice.found,
+            "select another",
         )
     target = target_of(device)
     if isinstance(weight, torch.Tensor):
@@ -116,14 +119,14 @@ def _bind_fp8_block(
     group = int(form.group_size or 0)
     data, scale = weight.data.contiguous(), decode_scale(weight.scale, form.scale_dtype)
     if fp8 == "fp8_e4m3fnuz":
-        data, scale = _as_fnuz(data), scale * 2.0
+        data, scale = as_fnuz(data), scale * 2.0
     scale = scale.contiguous()
     is_ue8m0 = "ue8m0" in request.weight_format.activation or (
         request.weight_format.activation.startswith("mxfp8")
     )
     quantize = bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=False)
     if is_ue8m0:
-        quantize = _with_decoded_scales(group, fp8)
+        quantize = with_decoded_scales(group, fp8)
     found = configurations("gemm_fp8_block", target)
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +145,7 @@ def _bind_fp8_block(
     return kernel
 
 
-def _with_decoded_scales(
+def with_decoded_scales(
     group: int, fp8: str
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """Scales rounded to powers of two, given as float32 to a kernel that multiplies by them."""
@@ -155,7 +158,7 @@ def _with_decoded_scales(
     return kernel
 
 
-def _as_fnuz(data: torch.Tensor) -> torch.Tensor:
+def as_fnuz(data: torch.Tensor) -> torch.Tensor:
     """e4m3fn bits as e4m3fnuz, where they mean half: minus zero, NaN there, becomes zero."""
     bits = data.view(torch.uint8)
     return torch.where(bits == 0x80, 0, bits).to(torch.uint8).view(torch.float8_e4m3fnuz)

@@ -1,0 +1,1 @@
+"""Matrix products per expert (mixture of experts)."""

@@ -1,0 +1,148 @@
+"""Binds the Triton products per expert to requests: stacks the experts' weights once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.errors import BindingError
+from hal.ops.formats import QuantizedWeight
+from hal.ops.gemm import GroupedGemmRequest
+from hal.ops.low_precision import decode_scale
+from hal.reasons import Reason
+from hal_kernels.gemm.triton import as_fnuz, target_of, with_decoded_scales
+from hal_kernels.grouped_gemm.triton_kernels import (
+    _grouped_gemm_fp8_kernel,
+    _grouped_gemm_kernel,
+    _grouped_gemm_mxfp4_kernel,
+)
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel
+from hal_kernels.grouped_gemm.triton_variants import tiles
+from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
+
+GroupedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def bind(
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    *,
+    weight: torch.Tensor | Sequence[QuantizedWeight],
+) -> GroupedProduct:
+    """kernel(x[M, K] sorted by expert, expert_offsets int64 [E+1]) -> y[M, N].
+
+    Raises BindingError for what `triton_limits` rejects.
+    """
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        raise BindingError(
+            f"Triton product for {request.label}: {choice.what}",
+            choice.required,
+            choice.found,
+            "select another",
+        )
+    if isinstance(weight, torch.Tensor):
+        return _bind_dense(request, device, weight)
+    data = torch.stack([expert.data for expert in weight])
+    scale = torch.stack([expert.scale for expert in weight])
+    if choice.kernel == "grouped_gemm.mxfp4":
+        return _bind_mxfp4(request, device, data, scale)
+    return _bind_fp8(request, device, data, scale, choice.dtype)
+
+
+def _launch(request: GroupedGemmRequest, device: DeviceSpec, kind: str) -> Callable[..., Any]:
+    """Options and grid for so many rows: experts have tiles of their own, so at most one more each
+    than the rows fill."""
+    target = target_of(device)
+    experts = request.num_experts
+    shared = {"E": experts, "BLOCK_E": triton.next_power_of_2(experts)}
+
+    def launch(rows: int) -> tuple[tuple[int, int], dict[str, int]]:
+        config = tiles(target, kind, -(-rows // experts)) | shared
+        most = min(rows, rows // config["BLOCK_M"] + experts)
+        return (most, -(-request.out_features // config["BLOCK_N"])), config
+
+    return launch
+
+
+def _bind_dense(
+    request: GroupedGemmRequest, device: DeviceSpec, weight: torch.Tensor
+) -> GroupedProduct:
+    packed, launch = weight.contiguous(), _launch(request, device, "dense")
+    width = request.out_features
+
+    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        if x.shape[0]:
+            grid, config = launch(x.shape[0])
+            _grouped_gemm_kernel[grid](
+                x, packed, y, expert_offsets, width, request.k,
+                x.stride(0), packed.stride(0), packed.stride(1), y.stride(0),
+                IS_GATED=request.epilogue == "silu_gated", **config,
+            )  # fmt: skip
+        return y
+
+    return kernel
+
+
+def _bind_fp8(
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    data: torch.Tensor,
+    stored_scale: torch.Tensor,
+    fp8: str,
+) -> GroupedProduct:
+    form = request.weight_format
+    group = int(form.group_size or 0)
+    scale = decode_scale(stored_scale, form.scale_dtype)
+    if fp8 == "fp8_e4m3fnuz":
+        data, scale = as_fnuz(data), scale * 2.0
+    data, scale = data.contiguous(), scale.contiguous()
+    launch, width = _launch(request, device, "fp8"), request.out_features
+    is_power_of_two = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
+    quantize: Quantizer = (
+        with_decoded_scales(group, fp8)
+        if is_power_of_two
+        else bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=False)
+    )
+
+    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        if x.shape[0]:
+            values, x_scale = quantize(x)
+            grid, config = launch(x.shape[0])
+            _grouped_gemm_fp8_kernel[grid](
+                values, x_scale, data, scale, y, expert_offsets, width, request.k,
+                values.stride(0), x_scale.stride(0), data.stride(0), data.stride(1),
+                scale.stride(0), scale.stride(1), y.stride(0),
+                GROUP_K=group, SCALE_N=form.block_n,
+                IS_GATED=request.epilogue == "silu_gated", **config,
+            )  # fmt: skip
+        return y
+
+    return kernel
+
+
+def _bind_mxfp4(
+    request: GroupedGemmRequest, device: DeviceSpec, data: torch.Tensor, scale: torch.Tensor
+) -> GroupedProduct:
+    launch = _launch(request, device, "mxfp4")
+    quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
+
+    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.empty((x.shape[0], request.n), dtype=x.dtype, device=x.device)
+        if x.shape[0]:
+            values, codes = quantize(x)
+            grid, config = launch(x.shape[0])
+            _grouped_gemm_mxfp4_kernel[grid](
+                values, codes, data, scale, y, expert_offsets, request.n, request.k,
+                values.stride(0), codes.stride(0), data.stride(0), data.stride(1),
+                scale.stride(0), scale.stride(1), y.stride(0), **config,
+            )  # fmt: skip
+        return y
+
+    return kernel

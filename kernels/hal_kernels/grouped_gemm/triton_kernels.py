@@ -1,0 +1,159 @@
+"""Products per expert in Triton: rows sorted by expert, one weight each, no padding, no host read.
+
+Suffixes of tensor names: M rows, E experts, N output features, K input features, G groups along K.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _expert_tile(
+    offsets_E_ptr, tile, E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """(expert, first row, end of the expert's rows) of a row tile; end 0 beyond the last tile.
+
+    Each expert has its own tiles, the last one cut, so their number is only known on the device:
+    programs are launched for the most there can be, and the rest end here.
+    """
+    experts = tl.arange(0, BLOCK_E)
+    inside = experts < E
+    begins = tl.load(offsets_E_ptr + experts, mask=inside, other=0)
+    ends = tl.load(offsets_E_ptr + experts + 1, mask=inside, other=0)
+    tiles = (ends - begins + BLOCK_M - 1) // BLOCK_M
+    upto = tl.cumsum(tiles, axis=0)
+    expert = tl.sum((inside & (upto <= tile)).to(tl.int32), axis=0)
+    is_mine = experts == expert
+    before = tl.sum(tl.where(is_mine, upto - tiles, 0), axis=0)
+    begin = tl.sum(tl.where(is_mine, begins, 0), axis=0)
+    end = tl.sum(tl.where(is_mine, ends, 0), axis=0)
+    return expert, begin + (tile - before) * BLOCK_M, end
+
+
+@triton.jit
+def _activated(acc, up, IS_GATED: tl.constexpr):
+    """silu(gate) * up for a gated product, on float32."""
+    if IS_GATED:
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+    return acc
+
+
+@triton.jit
+def _grouped_gemm_kernel(
+    x_MK_ptr, w_ENK_ptr, y_MN_ptr, offsets_E_ptr, N, K,
+    stride_xm, stride_we, stride_wn, stride_ym,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
+):  # fmt: skip
+    """y = epilogue(x @ w[expert].T), accumulated in float32. Program (row tile, column tile); N is
+    the number of columns of y: gated weights have rows [0, N) for the gate, [N, 2N) for up."""
+    expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
+    if first >= end:
+        return
+    offs_m = first + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    rows, cols = offs_m < end, offs_n < N
+    weight = w_ENK_ptr + expert.to(tl.int64) * stride_we
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
+    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * stride_wn
+    up_ptrs = weight + (offs_n + N).to(tl.int64)[:, None] * stride_wn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        at_k = step * BLOCK_K + offs_k
+        inside = at_k[None, :] < K
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc)
+        if IS_GATED:
+            w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+            up = tl.dot(x, tl.trans(w_up), up)
+    y = _activated(acc, up, IS_GATED)
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+
+
+@triton.jit
+def _grouped_gemm_fp8_kernel(
+    x_MK_ptr, x_scale_MG_ptr, w_ENK_ptr, w_scale_ptr, y_MN_ptr, offsets_E_ptr, N, K,
+    stride_xm, stride_xs, stride_we, stride_wn, stride_wse, stride_wsn, stride_ym,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP_K: tl.constexpr, SCALE_N: tl.constexpr, IS_GATED: tl.constexpr,
+):  # fmt: skip
+    """As `_grouped_gemm_kernel` for FP8 with float32 scales: of x per row and GROUP_K columns, of w
+    [E, rows / SCALE_N, K / GROUP_K]. Each group's product is scaled into the accumulator."""
+    expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
+    if first >= end:
+        return
+    offs_m = first + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, GROUP_K)
+    rows, cols = offs_m < end, offs_n < N
+    weight = w_ENK_ptr + expert.to(tl.int64) * stride_we
+    scales = w_scale_ptr + expert.to(tl.int64) * stride_wse
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm + offs_k[None, :]
+    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
+    up_ptrs = weight + (offs_n + N).to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
+    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
+    ws_ptrs = scales + (offs_n // SCALE_N).to(tl.int64) * stride_wsn
+    us_ptrs = scales + ((offs_n + N) // SCALE_N).to(tl.int64) * stride_wsn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for group in range(tl.cdiv(K, GROUP_K)):
+        inside = (group * GROUP_K + offs_k)[None, :] < K
+        x = tl.load(x_ptrs + group * GROUP_K, mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
+        x_scale = tl.load(xs_ptrs + group, mask=rows, other=0.0)[:, None]
+        w_scale = tl.load(ws_ptrs + group, mask=cols, other=0.0)[None, :]
+        acc += tl.dot(x, tl.trans(w)) * x_scale * w_scale
+        if IS_GATED:
+            w_up = tl.load(up_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
+            u_scale = tl.load(us_ptrs + group, mask=cols, other=0.0)[None, :]
+            up += tl.dot(x, tl.trans(w_up)) * x_scale * u_scale
+    y = _activated(acc, up, IS_GATED)
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+
+
+@triton.jit
+def _grouped_gemm_mxfp4_kernel(
+    x_MK_ptr, x_scale_MG_ptr, w_ENK_ptr, w_scale_ENG_ptr, y_MN_ptr, offsets_E_ptr, N, K,
+    stride_xm, stride_xs, stride_we, stride_wn, stride_wse, stride_wsn, stride_ym,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """y = x @ w[expert].T for FP8 (e4m3) rows and FP4 (e2m1) weights, each with one ue8m0 scale per
+    32 columns (OCP Microscaling v1.0), multiplied in by the matrix unit itself where it can. Two
+    weights are in a byte, the even column in the low half. K is a multiple of 32."""
+    expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
+    if first >= end:
+        return
+    offs_m = first + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k, offs_b = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2)
+    offs_g = tl.arange(0, BLOCK_K // 32)
+    rows, cols = offs_m < end, offs_n < N
+    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
+    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64)[:, None] * stride_xs
+    w_ptrs = w_ENK_ptr + expert.to(tl.int64) * stride_we + offs_n.to(tl.int64)[:, None] * stride_wn
+    ws_ptrs = (
+        w_scale_ENG_ptr
+        + expert.to(tl.int64) * stride_wse
+        + offs_n.to(tl.int64)[:, None] * stride_wsn
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        at_k = step * BLOCK_K + offs_k
+        at_b = step * (BLOCK_K // 2) + offs_b
+        at_g = step * (BLOCK_K // 32) + offs_g
+        in_k, in_b, in_g = at_k[None, :] < K, at_b[None, :] < K // 2, at_g[None, :] < K // 32
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & in_k, other=0.0)
+        w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & in_b, other=0)
+        x_scale = tl.load(xs_ptrs + at_g[None, :], mask=rows[:, None] & in_g, other=0)
+        w_scale = tl.load(ws_ptrs + at_g[None, :], mask=cols[:, None] & in_g, other=0)
+        acc = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w), w_scale, "e2m1", acc)
+    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])

@@ -1,0 +1,53 @@
+"""Which products per expert the Triton kernels serve, and with which. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.gemm import GroupedGemmRequest
+from hal.reasons import Reason
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.gemm.triton_limits import KernelChoice, fp8_dtype
+
+_WIDE = ("bfloat16", "float16")
+
+
+def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
+    """The kernel for a request, or what is not written yet."""
+    form = request.weight_format
+    if request.dtype not in _WIDE:
+        return not_written("grouped_gemm", "dtype", " or ".join(_WIDE), request.dtype)
+    if request.epilogue not in ("none", "silu_gated"):
+        return not_written("grouped_gemm", "epilogue", "none or silu_gated", request.epilogue)
+    suffix = "-gated" if request.epilogue == "silu_gated" else ""
+    if form.is_dense:
+        if form.name != request.dtype:
+            return not_written("grouped_gemm.dense", "weight", request.dtype, form.name)
+        return KernelChoice("grouped_gemm.dense", request.dtype, f"large{suffix}")
+    if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
+        if suffix:
+            return not_written("grouped_gemm.mxfp4", "epilogue", "none", request.epilogue)
+        return KernelChoice("grouped_gemm.mxfp4", "fp8_e4m3fn", "large")
+    is_block = form.block_n == form.group_size and form.group_size in (32, 128)
+    if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
+        config = f"g{form.group_size}-large{suffix}"
+        return KernelChoice("grouped_gemm.fp8_block", fp8_dtype(device), config)
+    wanted = "dense, FP8 blocks or MXFP4 with rounded activations"
+    return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")
+
+
+def not_supported_reasons(
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if a kernel serves whose machine code is of an allowed tier."""
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        return [choice]
+    return evidence_reasons(
+        choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
+    )

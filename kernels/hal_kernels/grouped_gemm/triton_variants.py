@@ -1,0 +1,136 @@
+"""The specialisations of the Triton products per expert that targets are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+_MODULE = "hal_kernels.grouped_gemm.triton_kernels"
+_EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
+
+
+def tiles(target: Target, kind: str, rows: int) -> dict[str, int]:
+    """Tile sizes and launch options for so many rows per expert: a decode has one or two."""
+    few = rows <= 16
+    stages = 2 if target.backend == "hip" else 3
+    base = {"BLOCK_M": 16 if few else 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": stages}
+    if kind == "dense":
+        return base | {"BLOCK_K": 64}
+    if kind == "mxfp4":
+        return base | {"BLOCK_K": 128, "num_stages": 2}
+    return base
+
+
+def _variant(target: Target, kind: str, config: str, rows: int, **fields: Any) -> KernelVariant:
+    constants = tiles(target, kind, rows) | fields.pop("constants")
+    warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
+    return KernelVariant(
+        config=config,
+        constants={"E": _EXPERTS, "BLOCK_E": _EXPERTS, **constants},
+        num_warps=warps,
+        num_stages=stages,
+        **fields,
+    )
+
+
+_SIZES = (("small", 1), ("large", 64))
+
+
+def _dense(target: Target) -> Sequence[KernelVariant]:
+    strides = ("stride_xm", "stride_we", "stride_wn", "stride_ym")
+    return tuple(
+        _variant(
+            target,
+            "dense",
+            f"{size}{'-gated' if gated else ''}",
+            rows,
+            dtype=dtype,
+            pointers={
+                **dict.fromkeys(("x_MK_ptr", "w_ENK_ptr", "y_MN_ptr"), dtype),
+                "offsets_E_ptr": "int64",
+            },
+            scalars=dict.fromkeys(("N", "K", *strides), "i32"),
+            divisible=frozenset({"N", "K", *strides}),
+            constants={"IS_GATED": gated},
+        )
+        for dtype in ("bfloat16", "float16")
+        for size, rows in _SIZES
+        for gated in (False, True)
+    )
+
+
+_QUANTISED_STRIDES = (
+    "stride_xm", "stride_xs", "stride_we", "stride_wn", "stride_wse", "stride_wsn", "stride_ym",
+)  # fmt: skip
+
+
+def _fp8(target: Target) -> Sequence[KernelVariant]:
+    fp8 = target.fp8_dtype
+    return tuple(
+        _variant(
+            target,
+            "fp8",
+            f"g{group}-{size}{'-gated' if gated else ''}",
+            rows,
+            dtype=fp8,
+            pointers={
+                "x_MK_ptr": fp8,
+                "x_scale_MG_ptr": "float32",
+                "w_ENK_ptr": fp8,
+                "w_scale_ptr": "float32",
+                "y_MN_ptr": "bfloat16",
+                "offsets_E_ptr": "int64",
+            },
+            scalars=dict.fromkeys(("N", "K", *_QUANTISED_STRIDES), "i32"),
+            divisible=frozenset({"N", "K", "stride_xm", "stride_we", "stride_wn", "stride_ym"}),
+            constants={"GROUP_K": group, "SCALE_N": group, "IS_GATED": gated},
+        )
+        for group in (128, 32)
+        for size, rows in _SIZES
+        for gated in (False, True)
+    )
+
+
+def _mxfp4(target: Target) -> Sequence[KernelVariant]:
+    if target.fp8_dtype != "fp8_e4m3fn":
+        return ()  # OCP Microscaling is defined on e4m3fn
+    return tuple(
+        _variant(
+            target,
+            "mxfp4",
+            size,
+            rows,
+            dtype="fp8_e4m3fn",
+            pointers={
+                "x_MK_ptr": "fp8_e4m3fn",
+                "x_scale_MG_ptr": "uint8",
+                "w_ENK_ptr": "uint8",
+                "w_scale_ENG_ptr": "uint8",
+                "y_MN_ptr": "bfloat16",
+                "offsets_E_ptr": "int64",
+            },
+            scalars=dict.fromkeys(("N", "K", *_QUANTISED_STRIDES), "i32"),
+            divisible=frozenset({"N", "K", "stride_xm", "stride_we", "stride_wn", "stride_ym"}),
+            constants={},
+        )
+        for size, rows in _SIZES
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="grouped_gemm.dense", op="grouped_gemm", module=_MODULE,
+        function="_grouped_gemm_kernel", variants=_dense, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="grouped_gemm.fp8_block", op="grouped_gemm", module=_MODULE,
+        function="_grouped_gemm_fp8_kernel", variants=_fp8, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="grouped_gemm.mxfp4", op="grouped_gemm", module=_MODULE,
+        function="_grouped_gemm_mxfp4_kernel", variants=_mxfp4, uses_matrix_unit=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,217 @@
+"""Evidence from machine code: how it is read, what it is worth, that what is stored is current."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_devices import gpu
+from hal.errors import PlanError, SettingsError
+from hal.reasons import ReasonKind
+from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
+from hal_kernels.aot.cli import differences, kernels_document
+from hal_kernels.aot.compiling import compile_kernel
+from hal_kernels.aot.evidence import (
+    Evidence,
+    KernelEvidence,
+    evidence_path,
+    read_evidence,
+    stored_evidence,
+    tier_of,
+    write_evidence,
+)
+from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
+from hal_kernels.aot.targets import TARGETS, find_target
+
+PTX = """
+	@%p1 cp.async.cg.shared.global [ %r29 + 0 ], [ %rd12 + 0 ], 0x10, %r30;
+	ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+	ld.global.b16 { %rs1 }, [ %rd1 + 0 ];
+	mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 { %f1 }, { %r1 }, { %r2 }, { %f1 };
+	mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 { %f2 }, { %r1 }, { %r2 }, { %f2 };
+"""
+USAGE = " Function k:\n  REG:176 STACK:12 SHARED:1024 LOCAL:4 CONSTANT[0]:960 TEXTURE:0\n"
+AMDGCN = """
+	global_load_dwordx4 v[0:3], v[4:5], off
+	v_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[0:15]
+    .agpr_count:     16
+    .sgpr_spill_count: 2
+    .vgpr_count:     122
+    .vgpr_spill_count: 3
+"""
+
+
+def test_nvidia_code_is_read() -> None:
+    code = read_nvidia(PTX, USAGE, 5000)
+    assert code.matrix == {"mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32": 2}
+    assert code.load_bytes == {16: 2, 2: 1}
+    assert (code.registers, code.spills, code.code_bytes) == (176, 4, 5000)
+    assert code.runs_on_unit_of("fp8_e4m3fn", "cuda")
+    assert not code.runs_on_unit_of("bfloat16", "cuda")
+    with pytest.raises(ValueError, match="resource usage"):
+        read_nvidia(PTX, "", 0)
+
+
+def test_amd_code_is_read() -> None:
+    code = read_amd(AMDGCN, 700)
+    assert code.load_bytes == {16: 1}
+    assert (code.registers, code.spills) == (138, 5)
+    assert code.runs_on_unit_of("float16", "hip")
+    assert not code.runs_on_unit_of("bfloat16", "hip")
+    assert not code.runs_on_unit_of("fp8_e4m3fnuz", "hip")
+    with pytest.raises(ValueError, match="vgpr_count"):
+        read_amd("", 0)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "dtype", "backend"),
+    [
+        ("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3", "fp8_e4m3fn", "cuda"),
+        ("tcgen05.mma.cta_group::1.kind::f8f6f4", "fp8_e4m3fn", "cuda"),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "bfloat16", "cuda"),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "float16", "cuda"),
+        ("tcgen05.mma.cta_group::1.kind::f16", "bfloat16", "cuda"),
+        ("v_mfma_f32_32x32x64_f8f6f4", "fp8_e4m3fn", "hip"),
+        ("v_mfma_f32_32x32x16_fp8_fp8", "fp8_e4m3fnuz", "hip"),
+        ("v_wmma_f32_16x16x16_fp8_fp8", "fp8_e4m3fn", "hip"),
+        ("v_mfma_f32_32x32x8bf16_1k", "bfloat16", "hip"),
+        ("v_mfma_f32_32x32x8f16", "float16", "hip"),
+        ("v_wmma_f32_16x16x16_bf16", "bfloat16", "hip"),
+    ],
+)
+def test_an_instruction_belongs_to_one_16_or_8_bit_type(
+    instruction: str, dtype: str, backend: str
+) -> None:
+    code = MachineCode(matrix={instruction: 1}, load_bytes={}, registers=1, spills=0, code_bytes=1)
+    assert code.runs_on_unit_of(dtype, backend)
+    is_shared = "kind::f16" in instruction  # one kind of instruction for both 16-bit types
+    for other in ("fp8_e4m3fn", "bfloat16", "float16"):
+        if other != dtype and not is_shared and {other, dtype} != {"fp8_e4m3fn", "fp8_e4m3fnuz"}:
+            assert not code.runs_on_unit_of(other, backend), other
+
+
+def test_the_tier_follows_from_the_code() -> None:
+    def tier(matrix: dict[str, int], spills: int = 0, uses: bool = True) -> str:
+        code = MachineCode(matrix=matrix, load_bytes={}, registers=1, spills=spills, code_bytes=1)
+        return tier_of(code, dtype="fp8_e4m3fn", backend="hip", uses_matrix_unit=uses)
+
+    fp8, f16 = {"v_wmma_f32_16x16x16_fp8_fp8": 4}, {"v_wmma_f32_16x16x16_f16": 4}
+    assert tier(fp8) == "native"
+    assert tier(fp8, spills=1) == "spilled"
+    assert tier(f16) == "emulated"
+    assert tier(fp8 | f16) == "emulated"  # in part is not native
+    assert tier({}) == "scalar"
+    assert tier({}, uses=False) == "native"
+
+
+@pytest.mark.parametrize(
+    ("arch", "tier"), [("gfx90a", "emulated"), ("sm_90", "native")], ids=lambda v: v
+)
+def test_fp8_that_a_compiler_widens_without_a_word_is_found(arch: str, tier: str) -> None:
+    """The compiler trap: gfx90a has no FP8 matrix instruction, and nothing says so but the code."""
+    kernel, target = find_kernel("gemm.fp8_block"), find_target(arch)
+    (found,) = compile_kernel(kernel, target, only="g128-small").variants
+    assert found.tier == tier
+    assert ("f16" in found.instruction) == (tier == "emulated")
+    reasons = evidence_reasons("gemm.fp8_block", gpu("gfx90a"), dtype="fp8_e4m3fn")
+    assert [reason.kind for reason in reasons] == [ReasonKind.HARDWARE]
+    assert "emulated" in reasons[0].found
+
+
+def test_every_kernel_has_current_evidence_for_every_target() -> None:
+    missing = []
+    for kernel in CATALOGUE.values():
+        for target in TARGETS:
+            wanted = {(v.dtype, v.config) for v in kernel.variants(target)}
+            if not wanted:
+                continue
+            stored = read_evidence(kernel.name, target.arch)
+            if stored is None or stored.source_hash != kernel.source_hash():
+                missing.append(f"{kernel.name} {target.arch}")
+            elif {(v.dtype, v.config) for v in stored.variants} != wanted:
+                missing.append(f"{kernel.name} {target.arch}: other variants")
+    assert not missing, "run: hal kernels check --changed --update"
+
+
+def test_nothing_is_stored_that_is_not_in_the_catalogue() -> None:
+    for found in stored_evidence():
+        assert found.kernel in CATALOGUE
+        assert evidence_path(found.kernel, found.target).exists()
+
+
+def test_no_kernel_of_a_native_product_spills_where_it_counts() -> None:
+    """Products in 16 bits are native everywhere: without this a plan has no fast path at all."""
+    for target in TARGETS:
+        stored = read_evidence("gemm.dense", target.arch)
+        assert stored is not None
+        for dtype in ("bfloat16", "float16"):
+            best = stored.find(dtype, "large")
+            assert best is not None
+            assert best.tier == "native", f"{target.arch}: {best.describe()}"
+
+
+def test_the_document_lists_every_kernel_with_the_promised_fields() -> None:
+    document = kernels_document(list(CATALOGUE.values()), list(TARGETS))
+    assert {kernel["name"] for kernel in document["kernels"]} == set(CATALOGUE)
+    wanted = {"target", "dtype", "config", "tier", "instruction", "registers", "spills"}
+    for kernel in document["kernels"]:
+        assert kernel["evidence"], kernel["name"]
+        for evidence in kernel["evidence"]:
+            assert wanted | {"shared_bytes"} <= evidence.keys()
+
+
+def stored_example() -> KernelEvidence:
+    variant = Evidence(target="sm_90", dtype="bfloat16", config="a", tier="native", registers=8)
+    return KernelEvidence(
+        kernel="k", op="gemm", target="sm_90", source_hash="1", triton="3.9", variants=(variant,)
+    )
+
+
+def test_evidence_survives_its_file_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = write_evidence(stored_example(), tmp_path)
+    assert read_evidence("k", "sm_90", tmp_path) == stored_example()
+    document = json.loads(path.read_text())
+    for damage in ({"schema": "other/1"}, {"variants": [{"tier": 1, "x": 2}]}, {"variants": 3}):
+        path.write_text(json.dumps(document | damage))
+        read_evidence.cache_clear()
+        with pytest.raises(PlanError, match=r"k\.json of sm_90"):
+            read_evidence("k", "sm_90", tmp_path)
+    path.write_text("{")
+    read_evidence.cache_clear()
+    with pytest.raises(PlanError, match="hal kernels check --update"):
+        read_evidence("k", "sm_90", tmp_path)
+
+
+def test_what_decides_makes_a_difference_and_registers_do_not() -> None:
+    stored = stored_example()
+    (variant,) = stored.variants
+
+    def with_variant(**changes: object) -> KernelEvidence:
+        changed = dataclasses.replace(variant, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(stored, variants=(changed,))
+
+    assert differences(stored, with_variant(registers=99)) == ""
+    assert "emulated" in differences(stored, with_variant(tier="emulated"))
+    assert differences(stored, with_variant(spills=3))
+    assert differences(stored, with_variant(config="b"))
+    assert "nothing is stored" in differences(None, stored)
+    assert "source" in differences(stored, dataclasses.replace(stored, source_hash="2"))
+
+
+def test_unknown_kernels_and_targets_suggest_the_nearest() -> None:
+    with pytest.raises(SettingsError, match=r"gemm\.dense"):
+        find_kernel("gemm.dens")
+    with pytest.raises(SettingsError, match="sm_120"):
+        find_target("sm_121")
+
+
+def test_a_device_without_evidence_or_room_is_told_so() -> None:
+    (reason,) = evidence_reasons("gemm.dense", gpu("sm_999"), dtype="bfloat16")
+    assert reason.kind is ReasonKind.UNVERIFIED
+    small = dataclasses.replace(gpu("sm_90"), attributes={"shared_memory_per_block_bytes": 1024})
+    reasons = evidence_reasons("gemm.dense", small, dtype="bfloat16", config="large")
+    assert any("shared memory" in reason.what for reason in reasons)

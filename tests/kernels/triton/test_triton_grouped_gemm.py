@@ -1,0 +1,102 @@
+"""Triton products per expert in the interpreter against float64 products of the stored values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hal_kernels.grouped_gemm.triton as triton_grouped
+from gpu_devices import gpu
+from hal.errors import BindingError
+from hal.ops.formats import FORMATS, quantize_weight
+from hal.ops.gemm import GroupedGemmRequest, apply_epilogue
+from hal.ops.low_precision import dequantize_groups, quantize_groups
+
+# Rows per expert: none, one, a tile exactly, a tile and one, none again.
+ROWS = [0, 1, 16, 17, 0, 3]
+
+
+def request_of(name: str, n: int, k: int, epilogue: str = "none") -> GroupedGemmRequest:
+    return GroupedGemmRequest(
+        num_experts=len(ROWS), experts_per_token=2, n=n, k=k, dtype="bfloat16",
+        weight_format=FORMATS[name], epilogue=epilogue,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def inputs(k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    total = sum(ROWS)
+    offsets = torch.tensor([0, *torch.tensor(ROWS).cumsum(0).tolist()])
+    x = torch.randn(total, k) * torch.logspace(-2, 2, total)[:, None]
+    return x.bfloat16(), offsets
+
+
+def exact(
+    x: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor, epilogue: str
+) -> torch.Tensor:
+    parts = [
+        apply_epilogue(epilogue, x[offsets[e] : offsets[e + 1]] @ weights[e].T)  # type: ignore[arg-type]
+        for e in range(len(ROWS))
+    ]
+    return torch.cat(parts)
+
+
+def assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
+    assert found.shape == want.shape
+    assert found.isfinite().all()
+    peak = want.abs().amax(dim=-1, keepdim=True)
+    assert ((found.double() - want).abs() <= 2.0**-7 * peak + 1e-6).all()
+
+
+@pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
+@pytest.mark.parametrize(("n", "k"), [(130, 96), (48, 70)])
+def test_dense(n: int, k: int, epilogue: str) -> None:
+    x, offsets = inputs(k)
+    weight = (torch.randn(len(ROWS), n, k) / k**0.5).bfloat16()
+    kernel = triton_grouped.bind(
+        request_of("bfloat16", n, k, epilogue), gpu("sm_90"), weight=weight
+    )
+    assert_close(kernel(x, offsets), exact(x.double(), offsets, weight.double(), epilogue))
+    nothing = torch.zeros(len(ROWS) + 1, dtype=torch.int64)
+    assert kernel(x[:0], nothing).shape[0] == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
+@pytest.mark.parametrize(
+    "name", ["fp8_block128_a8", "fp8_block128_ue8m0_a8", "fp8_block32_ue8m0_a8"]
+)
+def test_fp8_blocks(name: str, epilogue: str, arch: str) -> None:
+    n, k = 256, 256  # a gated weight's halves begin at whole blocks
+    form = FORMATS[name]
+    x, offsets = inputs(k)
+    experts = [quantize_weight(torch.randn(n, k) / k**0.5, form) for _ in ROWS]
+    kernel = triton_grouped.bind(request_of(name, n, k, epilogue), gpu(arch), weight=experts)
+    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
+    is_ue8m0 = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
+    kind = "ue8m0" if is_ue8m0 else "float32"
+    values, scales = quantize_groups(
+        x, group_size=int(form.group_size or 0), element=element, scale_kind=kind
+    )
+    rounded = dequantize_groups(values, scales, element=element, scale_kind=kind).double()
+    weights = torch.stack([expert.dequantize().double() for expert in experts])
+    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue))
+
+
+def test_mxfp4_weights_and_mxfp8_rows() -> None:
+    n, k = 80, 160
+    x, offsets = inputs(k)
+    experts = [quantize_weight(torch.randn(n, k) / k**0.5, FORMATS["mxfp4_a8"]) for _ in ROWS]
+    kernel = triton_grouped.bind(request_of("mxfp4_a8", n, k), gpu("sm_120"), weight=experts)
+    values, scales = quantize_groups(x, group_size=32, element="fp8_e4m3fn", scale_kind="ue8m0")
+    rounded = dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind="ue8m0").double()
+    weights = torch.stack([expert.dequantize().double() for expert in experts])
+    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, "none"))
+
+
+def test_what_no_kernel_is_written_for_is_refused() -> None:
+    with pytest.raises(BindingError, match="mxfp4"):
+        triton_grouped.bind(
+            request_of("mxfp4_a8", 64, 64, "silu_gated"),
+            gpu("sm_120"),
+            weight=torch.empty(6, 64, 64),
+        )
