@@ -8,9 +8,9 @@ import pytest
 
 from accelerator_plugins import Found, look_at
 from hal.device import DeviceSpec
-from hal.host import RecordedHost
+from hal.host import CommandOutput, RecordedHost
 from host_catalogue import compose
-from tool_outputs import uuid_of
+from tool_outputs import NVIDIA_SMI, uuid_of
 
 
 def _found(name: str, **environment: str) -> Found:
@@ -188,3 +188,32 @@ def test_nothing_is_read_of_a_host_without_the_vendors_hardware() -> None:
     assert not found.devices
     assert not found.missing
     assert not found.refused
+
+
+def _with_tool(name: str, command: str, output: CommandOutput) -> Found:
+    host = compose(name)[0]
+    return look_at(replace(host, commands={**host.commands, command: output}))
+
+
+def test_a_tool_whose_table_is_not_understood_hides_no_card() -> None:
+    """Names, memory and order then come from elsewhere, and the evidence says so."""
+    output = CommandOutput(0, "GPU table in another form\n", "")
+    found = _with_tool("l40s-x4-switch", NVIDIA_SMI, output)
+    assert found.products() == {"nvidia": {"l40s": 4}}
+    assert any("no device in its answer" in e.found for e in found.devices["nvidia"][0].evidence)
+    assert found.specs["0000:03:00.0"].memory_bytes == 48305799168
+
+
+def test_a_tool_of_another_vendor_by_the_same_name_proves_nothing() -> None:
+    wrong = CommandOutput(1, "", "The following argument was not expected: discovery\n")
+    found = _with_tool("arc-b60-x4", "xpu-smi discovery -j", wrong)
+    assert found.products() == {"intel_xpu": {"intel-arc-pro-b60": 4}}
+    assert not found.missing
+
+
+def test_a_failing_tool_where_sysfs_is_hidden_is_told() -> None:
+    failed = CommandOutput(9, "NVIDIA-SMI has failed because it couldn't communicate\n", "")
+    found = _with_tool("nvidia-sysfs-hidden", NVIDIA_SMI, failed)
+    text = found.refused["nvidia"].one_line()
+    assert "couldn't communicate" in text
+    assert "/dev/nvidia0" in text

@@ -52,7 +52,7 @@ def _identified(
         database = load_database()
         found = {c.device_id: identify(host, survey.rules, c, database) for c in survey.cards}
         # Without a tool only torch knows the name; it is asked only if the PCI id is not enough.
-        is_open = any(i.profile is None for i in found.values()) and not survey.report.command
+        is_open = any(i.profile is None for i in found.values()) and not survey.report.devices
         if is_open and survey.build is not None and not survey.missing:
             survey = with_torch(host, survey)
             found = {c.device_id: identify(host, survey.rules, c, database) for c in survey.cards}

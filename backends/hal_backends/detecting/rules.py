@@ -24,10 +24,16 @@ class ToolDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """The vendor's management tool. parse: its standard output -> devices, [] if not understood."""
+    """The vendor's management tool.
+
+    parse: its standard output -> devices, [] if not understood. is_proof: a failure of the tool
+    proves that the driver does not work; not so for a tool that shares its name with another
+    vendor's, or that needs more than the driver.
+    """
 
     argv: tuple[str, ...]
     parse: Callable[[str], list[ToolDevice]]
+    is_proof: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

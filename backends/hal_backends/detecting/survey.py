@@ -129,15 +129,17 @@ def _list_without_sysfs(host: HostProbe, rules: FamilyRules, gathered: _Gathered
         function_at(host, address)
         for address in sorted({a or f"{rules.backend}:{n}" for n, a in enumerate(addresses)})
     ]
-    if not gathered.functions and not gathered.report.problem:
+    if not gathered.functions:
         nodes = card_nodes(host, rules.nodes) if rules.nodes.pattern else []
+        said = gathered.report.problem or gathered.report.note
         raise DetectionError(
             f"{rules.hardware} of this host",
             "PCI in sysfs, the vendor's management tool or torch to say which devices there are",
             f"only {', '.join(nodes) or rules.nodes.vendor_node}"
+            + (f"; `{gathered.report.command}`: {said}" if said else "")
             + (f"; torch: {gathered.torch.problem}" if gathered.torch.problem else ""),
-            "mount /sys into the container, or install "
-            + (" or ".join(tool.argv[0] for tool in rules.tools) or "the vendor's tool"),
+            "mount /sys into the container, or install a working "
+            + (" or ".join(tool.argv[0] for tool in rules.tools) or "tool of the vendor"),
         )
 
 
@@ -212,6 +214,9 @@ def _evidence(rules: FamilyRules, gathered: _Gathered, sighting: Sighting) -> tu
     if gathered.build is not None:
         found.append(gathered.build.evidence)
     found += [claim.evidence for claim in gathered.foreign]
+    if gathered.report.note:
+        source = f"command {gathered.report.command}"
+        found.append(Evidence(source=source, found=gathered.report.note))
     if tool is not None:
         shown = f"{tool.name or 'no name'}, index {tool.index}"
         if tool.memory_bytes:

@@ -24,12 +24,14 @@ _NOT_GIVEN = frozenset({"", "n/a", "[n/a]", "[not supported]", "not supported", 
 class ToolReport:
     """What came of asking the tool. command: "" if none of the family's tools is installed.
 
-    problem: why its answer is not usable, in the tool's own words where it has some.
+    problem: the tool failed, in its own words where it has some: the driver does not work. note: it
+    did not fail, and what it says is not understood; a newer tool may draw its table otherwise.
     """
 
     command: str = ""
     devices: tuple[ToolDevice, ...] = ()
     problem: str = ""
+    note: str = ""
 
     def device_at(self, address: str) -> list[ToolDevice]:
         """The devices at a PCI address, in the tool's order: several on cards of two chips."""
@@ -47,7 +49,7 @@ def run_tools(host: HostProbe, tools: Sequence[Tool]) -> ToolReport:
         output = host.run_command(tool.argv, TOOL_DEADLINE_S)
         if output is not None:
             report = _report(tool, output)
-            if not report.problem:
+            if report.devices:
                 return report
     return report
 
@@ -56,11 +58,14 @@ def _report(tool: Tool, output: CommandOutput) -> ToolReport:
     command = " ".join(tool.argv)
     if output.exit_code != 0:
         said = one_line(output.stderr) or one_line(output.stdout) or "nothing"
-        return ToolReport(command=command, problem=f"exit code {output.exit_code}: {said}")
+        failure = f"exit code {output.exit_code}: {said}"
+        if tool.is_proof:
+            return ToolReport(command=command, problem=failure)
+        return ToolReport(command=command, note=failure)
     devices = tool.parse(output.stdout)
     if not devices:
         said = one_line(output.stdout) or one_line(output.stderr) or "nothing"
-        return ToolReport(command=command, problem=f"no device in its answer: {said}")
+        return ToolReport(command=command, note=f"no device in its answer: {said}")
     return ToolReport(command=command, devices=tuple(devices))
 
 

@@ -54,6 +54,9 @@ RULES = FamilyRules(
         "/dev/xpu*",
         packages=("xtorch-ops", "vllm-kunlun"),
     ),
-    tools=(Tool(argv=("xpu-smi",), parse=_PARSE), Tool(argv=("xpu_smi",), parse=_PARSE)),
+    tools=(
+        Tool(argv=("xpu-smi",), parse=_PARSE, is_proof=False),
+        Tool(argv=("xpu_smi",), parse=_PARSE),
+    ),
     refine=_refine,
 )
