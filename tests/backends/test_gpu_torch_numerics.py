@@ -294,16 +294,39 @@ def test_products(name: str, epilogue: Any) -> None:
         n=128, k=256, dtype=dtype, weight_format=FORMATS[name], epilogue=epilogue, tokens=TOKENS
     )
     weight = weight_of(name, 128, 256)
-    exact = weight if isinstance(weight, torch.Tensor) else weight.dequantize()
+    reference = CATALOGUE["gemm"].reference(request, weight=weight)
     for candidate in serving(torch_gemm.candidates("gemm", OTHER), request):
         kernel = candidate.load()(request, weight=weight)
         for rows in (1, 5, 40):
             x = torch.randn(rows, 256).to(torch_dtype(dtype))
-            y = x.double() @ exact.double().T
-            if epilogue != "none":
-                gate, up = y.chunk(2, dim=-1)
-                y = torch.nn.functional.silu(gate) * up
-            check(kernel(x), y, dtype, candidate.name)
+            check(kernel(x), reference(x.double()), dtype, candidate.name)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if not f.is_dense])
+def test_widened_operands_are_exact_where_nothing_is_noted(name: str) -> None:
+    """Without a note, both operands in bfloat16 are the very values that the format says."""
+    from hal.ops.gemm import quantize_rows
+    from hal.ops.low_precision import round_activations
+
+    stored = FORMATS[name]
+    request = GemmRequest(n=128, k=256, dtype="bfloat16", weight_format=stored, tokens=TOKENS)
+    weight = weight_of(name, 128, 256)
+    assert isinstance(weight, QuantizedWeight)
+    exact = weight.dequantize()
+    x = torch.randn(9, 256).bfloat16() * 3
+    rows = x.float()
+    if stored.activation == "int8_per_token":
+        values, scale = quantize_rows(rows)
+        rows = values * scale
+    elif stored.activation != "float":
+        rows = round_activations(rows, stored.activation)
+    notes = {n.name for n in torch_gemm.dequantize_notes(request)}
+    is_kept = {
+        "rounded_weights": torch.equal(exact.bfloat16().float(), exact),
+        "rounded_activations": torch.equal(rows.bfloat16().float(), rows),
+    }
+    for note, kept in is_kept.items():
+        assert kept or note in notes, (name, note)
 
 
 def test_row_wise_fp8_product() -> None:
@@ -334,17 +357,11 @@ def test_products_per_expert(name: str) -> None:
     given = torch.stack(weights) if FORMATS[name].is_dense else weights  # type: ignore[arg-type]
     offsets = torch.tensor([0, 3, 3, 10, 17])
     x = torch.randn(17, 128).bfloat16()
-    exact = [w if isinstance(w, torch.Tensor) else w.dequantize() for w in weights]
-    want = torch.cat(
-        [x[a:b].double() @ exact[e].double().T for e, (a, b) in enumerate(_spans(offsets))]
-    )
+    reference = CATALOGUE["grouped_gemm"].reference(request, weight=given)
+    want = reference(x.double(), offsets)
     for candidate in serving(torch_gemm.candidates("grouped_gemm", OTHER), request):
         got = candidate.load()(request, weight=given)(x, offsets)
         check(got, want, "bfloat16", candidate.name)
-
-
-def _spans(offsets: torch.Tensor) -> list[tuple[int, int]]:
-    return list(itertools.pairwise(offsets.tolist()))
 
 
 ELEMENTWISE: list[tuple[OpRequest, dict[str, Any], Callable[[], tuple[Any, ...]]]] = [

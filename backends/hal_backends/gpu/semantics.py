@@ -19,6 +19,11 @@ ROUNDED_WEIGHTS = SemanticNote(
     name="rounded_weights",
     text="each weight times its scale is rounded to the activations' dtype before the product",
 )
+ROUNDED_ACTIVATIONS = SemanticNote(
+    name="rounded_activations",
+    text="activations, rounded and scaled back as the format says, are kept in 16 bits: a scale that "
+    "is no power of two costs their last bits",
+)
 REQUANTIZED_BLOCKS = SemanticNote(
     name="requantized_fp8_blocks",
     text="weights with one power of two per 32 values are requantised to 128x128 blocks: lossy",

@@ -27,7 +27,7 @@ from hal_backends.gpu.limits import (
     scope,
 )
 from hal_backends.gpu.offers import NOT_RUN, Offer, on_device, work_of
-from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED, ROUNDED_WEIGHTS
+from hal_backends.gpu.semantics import ROUNDED_ACTIVATIONS, ROUNDED_WEIGHTS
 
 _DENSE = ("bfloat16", "float16", "float32")
 _HALF = ("bfloat16", "float16")
@@ -96,15 +96,24 @@ def _linear(device: DeviceSpec) -> Offer:
 _QUANTISED = tuple(name for name, f in FORMATS.items() if not f.is_dense)
 
 
+# Roundings whose scales change no mantissa, or leave few enough bits for bfloat16.
+_EXACT_ROUNDINGS = ("fp8_group128_ue8m0", "mxfp8_group32", "mxfp4_group32", "nvfp4_group16")
+
+
 def dequantize_notes(r: GemmRequest | GroupedGemmRequest) -> Sequence[SemanticNote]:
-    """What is lost when a weight is widened to the activations' dtype before the product."""
+    """What is lost when both operands are widened to the activations' dtype before the product.
+
+    A power of two changes no mantissa, and neither e4m3, e2m1 nor e2m1 times an e4m3 scale has
+    more bits than bfloat16; a float32 scale has.
+    """
     stored = r.weight_format
-    notes = []
-    # A power of two changes no mantissa, and 8-bit values have fewer bits than bfloat16.
-    if r.dtype != "float32" and (stored.scale_dtype != "ue8m0" or r.dtype != "bfloat16"):
-        notes.append(ROUNDED_WEIGHTS)
-    if stored.activation != "float":
-        notes.append(ACTIVATIONS_NOT_ROUNDED)
+    if r.dtype == "float32":
+        return ()
+    is_wide = r.dtype == "bfloat16"
+    is_exact = stored.scale_dtype in ("ue8m0", "e4m3") and is_wide
+    notes = [] if is_exact else [ROUNDED_WEIGHTS]
+    if stored.activation != "float" and not (is_wide and stored.activation in _EXACT_ROUNDINGS):
+        notes.append(ROUNDED_ACTIVATIONS)
     return notes
 
 
@@ -120,7 +129,7 @@ def _dequantize(device: DeviceSpec) -> Offer:
         op="gemm",
         implementation="torch_dequantize_linear",
         tier=Tier.PORTABLE,
-        summary="widens the weight to the activations' dtype at each call, then the vendor's BLAS",
+        summary="widens both operands to 16 bits at each call, then the vendor's BLAS",
         check=lambda r: gather(scope("dtype", r.dtype, _DENSE), _format(r, *_QUANTISED)),
         load=loaders.load_dequantize_linear,
         leaf=_aten("mm"),
@@ -313,7 +322,7 @@ def _dequantize_per_expert(device: DeviceSpec) -> Offer:
         op="grouped_gemm",
         implementation="torch_dequantize_per_expert",
         tier=Tier.PORTABLE,
-        summary="widens each expert's weight at each call, then one F.linear per expert",
+        summary="widens rows and each expert's weight at each call, then one F.linear per expert",
         check=lambda r: gather(scope("dtype", r.dtype, _DENSE), _format(r, *_QUANTISED)),
         load=loaders.load_per_expert,
         leaf=_aten("mm"),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hal.candidates import Bind, Kernel
 from hal.device import DeviceSpec
-from hal.ops.formats import QuantizedWeight, torch_dtype
-from hal.ops.gemm import GemmRequest, GroupedGemmRequest, apply_epilogue
+from hal.ops.formats import QuantizedWeight, WeightFormat, torch_dtype
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest, apply_epilogue, quantize_rows
+from hal.ops.low_precision import round_activations
 from hal_backends.gpu.formats import fp8_kind
 
 if TYPE_CHECKING:
@@ -50,17 +51,26 @@ def load_dequantize_linear() -> Bind:
         request: GemmRequest, *, weight: QuantizedWeight, bias: torch.Tensor | None = None
     ) -> Kernel:
         def product(x: torch.Tensor) -> torch.Tensor:
-            return functional.linear(x, weight.dequantize().to(x.dtype), bias)
+            rows = _rounded(x, weight.format)
+            return functional.linear(rows, weight.dequantize().to(x.dtype), bias)
 
         return finished(request, product, None)
 
     return bind
 
 
+def _rounded(x: torch.Tensor, stored: WeightFormat) -> torch.Tensor:
+    """The activations as the format rounds them, in their own dtype."""
+    if stored.activation == "float":
+        return x
+    if stored.activation == "int8_per_token":
+        values, scale = quantize_rows(x.float())
+        return (values * scale).to(x.dtype)
+    return round_activations(x, stored.activation).to(x.dtype)
+
+
 def load_int_mm() -> Bind:
     import torch
-
-    from hal.ops.gemm import quantize_rows
 
     def bind(
         request: GemmRequest, *, weight: QuantizedWeight, bias: torch.Tensor | None = None
@@ -289,12 +299,13 @@ def load_per_expert() -> Bind:
     ) -> Kernel:
         def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
             offsets = expert_offsets.tolist()
+            rows = _rounded(x, request.weight_format)
             out = x.new_empty((x.shape[0], request.out_features))
             for expert in range(request.num_experts):
                 low, high = offsets[expert], offsets[expert + 1]
                 if low == high:
                     continue
-                y = functional.linear(x[low:high], _widened(weight[expert], x.dtype))
+                y = functional.linear(rows[low:high], _widened(weight[expert], x.dtype))
                 out[low:high] = apply_epilogue(request.epilogue, y)
             return out
 
