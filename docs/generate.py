@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import capability
+import pictures
 import sources
 import support
 import support_matrix
@@ -33,7 +34,10 @@ DOCUMENTS = (
     "docs/devices.md",
 )
 # Files that are generated as a whole.
-FILES: dict[str, Callable[[], str]] = {"docs/support-matrix.csv": support_matrix.csv}
+FILES: dict[str, Callable[[], str]] = {
+    "docs/support-matrix.csv": support_matrix.csv,
+    "docs/topology.svg": pictures.topology,
+}
 _PART = re.compile(
     r"(<!-- generated: (?P<name>[\w-]+)(?: (?P<argument>[^>]*?))? -->\n)"
     r"(?P<text>.*?)(<!-- end generated -->)",
