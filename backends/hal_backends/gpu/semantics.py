@@ -21,8 +21,8 @@ ROUNDED_WEIGHTS = SemanticNote(
 )
 ROUNDED_ACTIVATIONS = SemanticNote(
     name="rounded_activations",
-    text="activations, rounded and scaled back as the format says, are kept in 16 bits: a scale that "
-    "is no power of two costs their last bits",
+    text="activations, rounded and scaled back as the format says, are kept in 16 bits: a scale "
+    "that is no power of two costs their last bits",
 )
 REQUANTIZED_BLOCKS = SemanticNote(
     name="requantized_fp8_blocks",
