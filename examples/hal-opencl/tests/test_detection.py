@@ -18,7 +18,8 @@ from hal_opencl.detection import (
 )
 
 ICD = f"{VENDORS}/acme.icd"
-LIBRARY = "/usr/lib/x86_64-linux-gnu/libacmecl.so.1"
+LIBRARY = "/usr/lib/libacmecl.so.1"
+LDCONFIG = "/sbin/ldconfig -p"
 ENTRY = {
     "platform": "Acme OpenCL",
     "platform_version": "OpenCL 3.0 acme",
@@ -46,7 +47,10 @@ def _host(*entries: dict[str, Any], stdout: str = "", **changes: Any) -> Recorde
         "nodes": frozenset({LIBRARY}),
         "modules": frozenset({"pyopencl"}),
         "packages": {"pyopencl": "2026.1"},
-        "commands": {" ".join(ENUMERATION): output},
+        "commands": {
+            " ".join(ENUMERATION): output,
+            LDCONFIG: CommandOutput(0, f"1 libs\n\tlibacmecl.so.1 (libc6) => {LIBRARY}\n", ""),
+        },
     }
     return RecordedHost(**(parts | changes))
 
@@ -103,12 +107,18 @@ def test_an_icd_from_a_distribution_counts() -> None:
     assert missing_dependencies(host) == []
 
 
-@pytest.mark.parametrize("text", ["libacmecl.so.1", "/opt/acme/libacmecl.so", ""])
+@pytest.mark.parametrize("text", ["libacmecl.so.2", "/opt/acme/libacmecl.so", ""])
 def test_an_icd_without_its_library_is_a_half_removed_driver(text: str) -> None:
-    host = _host(ENTRY, files={ICD: text}, nodes=frozenset())
+    host = _host(ENTRY, files={ICD: text})
     (missing,) = missing_dependencies(host)
     assert missing.remedy.endswith(ICD)
     assert text in missing.software
+
+
+def test_a_library_that_nobody_can_look_for_counts_as_there() -> None:
+    host = _host(ENTRY, files={ICD: "libother.so"}, environment={"LD_LIBRARY_PATH": "/opt/lib"})
+    assert missing_dependencies(host) == []
+    assert missing_dependencies(_host(ENTRY, files={ICD: "libother.so"}, commands={})) == []
 
 
 def test_a_folder_of_icds_of_one_s_own() -> None:

@@ -31,7 +31,7 @@ def load_attention(device: DeviceSpec) -> Bind:
         defines = _defines(request, group, tile)
         sink_values = torch.zeros(1) if sinks is None else sinks.float().clone()
         kernel = memory.device.kernel("attention.cl", "attend", defines)
-        attend = Launcher(memory, kernel, sink_values)
+        attend = Launcher(memory, kernel, memory.constant(sink_values))
         combine = Launcher(memory, memory.device.kernel("attention.cl", "combine", defines))
         softcap = float(request.softcap or 1.0)
         width = request.num_heads * request.v_head_dim

@@ -19,14 +19,9 @@ VENDORS = "/etc/OpenCL/vendors"
 ENUMERATION = (PYTHON, "-m", "hal_opencl.enumeration")
 # The first start of a vendor's library may compile its own built-in kernels.
 ENUMERATION_DEADLINE_S = 15.0
+LDCONFIG_DEADLINE_S = 5.0
 # Distributions that bring an ICD of their own, which pyopencl's loader finds beside itself.
 ICD_DISTRIBUTIONS = ("pocl-binary-distribution",)
-_LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-)
 
 
 def installed_icds(host: HostProbe) -> list[Evidence]:
@@ -121,14 +116,13 @@ def missing_dependencies(host: HostProbe) -> Sequence[MissingDependency]:
 
 
 def _without_library(icds: Sequence[Evidence], host: HostProbe) -> list[MissingDependency]:
-    """ICD files whose library is in no folder where one would be: a half-removed driver."""
+    """ICD files whose library is not there: a half-removed driver."""
     missing = []
     for icd in icds:
         if not icd.source.endswith(".icd"):
             continue
         name = icd.found
-        places = [name] if name.startswith("/") else [f"{at}/{name}" for at in _LIBRARY_FOLDERS]
-        if not name or not any(host.exists(place) for place in places):
+        if not name or not _has_library(name, host):
             missing.append(
                 MissingDependency(
                     hardware=f"an OpenCL platform ({icd.source})",
@@ -138,6 +132,17 @@ def _without_library(icds: Sequence[Evidence], host: HostProbe) -> list[MissingD
                 )
             )
     return missing
+
+
+def _has_library(name: str, host: HostProbe) -> bool:
+    """A path is looked at. A bare name is the loader's to find: where its cache cannot be read
+    nobody knows better, and the library counts as there."""
+    if name.startswith("/"):
+        return host.exists(name)
+    cache = host.run_command(("/sbin/ldconfig", "-p"), LDCONFIG_DEADLINE_S)
+    if cache is None or cache.exit_code != 0 or host.environ("LD_LIBRARY_PATH"):
+        return True
+    return any(line.split()[:1] == [name] for line in cache.stdout.splitlines())
 
 
 def _enumerated(host: HostProbe) -> list[dict[str, Any]]:

@@ -55,12 +55,13 @@ def load_gemm(device: DeviceSpec) -> Bind:
             "SILU": int(request.epilogue == "silu"),
             "HAS_BIAS": int(request.has_bias),
         }
+        constants = memory.constant(packed), memory.constant(packed_bias)
         # All tiles now: what does not compile must fail when the model is built.
         launchers = {
             tile: Launcher(
                 memory,
                 memory.device.kernel("gemm.cl", "gemm", defines | {"TILE_ROWS": tile}),
-                *(packed, packed_bias),
+                *constants,
             )
             for tile in TILES
         }

@@ -32,6 +32,14 @@ class Fresh:
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor that stays as it is, such as a weight, and its buffer: both live while this does."""
+
+    tensor: torch.Tensor
+    buffer: Any
+
+
 # A plain tensor is read: two arguments, buffer and first element. Numbers: int32 and float32.
 Argument = torch.Tensor | Changed | Fresh | int | float
 
@@ -41,8 +49,8 @@ class Memory(Protocol):
 
     device: OpenClDevice
 
-    def constant(self, tensor: torch.Tensor) -> Any:
-        """The buffer of a contiguous tensor at the start of its storage. Valid while both live."""
+    def constant(self, tensor: torch.Tensor) -> Constant:
+        """A contiguous tensor at the start of its storage, for any number of kernels."""
         ...
 
     def launch(
@@ -58,12 +66,12 @@ class Launcher:
 
     __slots__ = ("_kept", "_memory", "_numbers", "first", "kernel")
 
-    def __init__(self, memory: Memory, kernel: Any, *constants: torch.Tensor) -> None:
+    def __init__(self, memory: Memory, kernel: Any, *constants: Constant) -> None:
         self._memory, self.kernel, self.first = memory, kernel, len(constants)
-        self._kept = [(tensor, memory.constant(tensor)) for tensor in constants]
+        self._kept = constants
         self._numbers: dict[int, int | float] = {}
-        for number, (_, buffer) in enumerate(self._kept):
-            kernel.set_arg(number, buffer)
+        for number, constant in enumerate(constants):
+            kernel.set_arg(number, constant.buffer)
 
     def set_number(self, number: int, value: float) -> None:
         """An int32 or float32 argument. Most stay as they are from call to call, and pyopencl
@@ -89,8 +97,8 @@ class SharedMemory:
     def __init__(self, device: OpenClDevice) -> None:
         self.device = device
 
-    def constant(self, tensor: torch.Tensor) -> Any:
-        return self._buffer(tensor.untyped_storage())
+    def constant(self, tensor: torch.Tensor) -> Constant:
+        return Constant(tensor, self._buffer(tensor.untyped_storage()))
 
     def launch(
         self, launcher: Launcher, size: tuple[int, ...], arguments: Sequence[Argument]
@@ -129,12 +137,11 @@ class CopiedMemory:
     def __init__(self, device: OpenClDevice) -> None:
         self.device = device
 
-    def constant(self, tensor: torch.Tensor) -> Any:
-        return cl.Buffer(
-            self.device.context,
-            _FLAGS.READ_ONLY | _FLAGS.COPY_HOST_PTR,
-            hostbuf=_flat(tensor.untyped_storage(), 0, tensor.untyped_storage().nbytes()),
-        )
+    def constant(self, tensor: torch.Tensor) -> Constant:
+        storage = tensor.untyped_storage()
+        flags = _FLAGS.READ_ONLY | _FLAGS.COPY_HOST_PTR
+        values = _flat(storage, 0, tensor.numel() * tensor.element_size())
+        return Constant(tensor, cl.Buffer(self.device.context, flags, hostbuf=values))
 
     def launch(
         self, launcher: Launcher, size: tuple[int, ...], arguments: Sequence[Argument]

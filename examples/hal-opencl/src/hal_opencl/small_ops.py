@@ -30,7 +30,7 @@ def load_norm(device: DeviceSpec) -> Bind:
         size, has_residual = request.hidden_size, request.has_residual
         kernel = memory.device.kernel("norm.cl", "rms_norm", {"HAS_RESIDUAL": int(has_residual)})
         weight = own_copy(weight)
-        launch = Launcher(memory, kernel, weight)
+        launch = Launcher(memory, kernel, memory.constant(weight))
 
         def run(x: torch.Tensor, residual: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
             y = torch.empty_like(x)
@@ -65,7 +65,7 @@ def load_rope(device: DeviceSpec) -> Bind:
             "INVERSE": int(request.is_inverse),
         }
         kernel = memory.device.kernel("rope.cl", "rope", defines)
-        launch = Launcher(memory, kernel, own_copy(cos_sin_cache))
+        launch = Launcher(memory, kernel, memory.constant(own_copy(cos_sin_cache)))
 
         def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
             tokens = q.shape[0]
@@ -105,7 +105,8 @@ def load_embedding(device: DeviceSpec) -> Bind:
     memory = memory_of(device)
 
     def bind(request: EmbeddingRequest, *, weight: torch.Tensor) -> Kernel:
-        launch = Launcher(memory, memory.device.kernel("rows.cl", "embedding"), own_copy(weight))
+        kernel = memory.device.kernel("rows.cl", "embedding")
+        launch = Launcher(memory, kernel, memory.constant(own_copy(weight)))
 
         def embedding(ids: torch.Tensor) -> torch.Tensor:
             y = torch.empty((ids.shape[0], request.hidden_size))
