@@ -138,7 +138,7 @@ def test_quantised_weights_are_refused(environment: WheelEnvironment, smollm2_gg
     """The kernels are for float32: for weights as stored the plan has no fast path, and says so."""
     done = environment.run(environment.hal, "plan", smollm2_gguf, "--device", "opencl:0")
     assert done.returncode == 2
-    assert "layers.*.qkv_proj (gemm, 1-512 tokens): reference.gemm is reference" in done.stderr
+    assert "reference.gemm is reference; at least tuned is required" in done.stderr
     assert "(attention" not in done.stderr
 
 
