@@ -217,3 +217,11 @@ def test_a_failing_tool_where_sysfs_is_hidden_is_told() -> None:
     text = found.refused["nvidia"].one_line()
     assert "couldn't communicate" in text
     assert "/dev/nvidia0" in text
+
+
+def test_another_vendors_torch_is_refused_where_sysfs_is_hidden() -> None:
+    hidden, metax = compose("nvidia-sysfs-hidden")[0], compose("metax-c550-x8")[0]
+    host = replace(hidden, packages=metax.packages, package_files=metax.package_files)
+    text = look_at(host).refused["nvidia"].one_line()
+    assert "/dev/nvidiactl" in text
+    assert "says metax" in text

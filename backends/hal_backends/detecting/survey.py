@@ -101,8 +101,7 @@ def _has_vendor_node(host: HostProbe, rules: FamilyRules) -> bool:
 def _gather(host: HostProbe, rules: FamilyRules, gathered: _Gathered) -> None:
     gathered.build = torch_build(host)
     claims = masquerade_claims(host, gathered.build)
-    if gathered.functions:
-        gathered.foreign = refuse_foreign_claims(host, rules, gathered.functions, claims)
+    gathered.foreign = refuse_foreign_claims(host, rules, gathered.functions, claims)
     if gathered.is_sysfs_hidden or any(_has_driver(rules, f) for f in gathered.functions):
         gathered.report = run_tools(host, rules.tools)
     refuse_foreign_addresses(host, rules, gathered.functions, gathered.report)
@@ -127,7 +126,7 @@ def _list_without_sysfs(host: HostProbe, rules: FamilyRules, gathered: _Gathered
         addresses = list(gathered.torch.addresses)
     gathered.functions = [
         function_at(host, address)
-        for address in sorted({a or f"{rules.backend}:{n}" for n, a in enumerate(addresses)})
+        for address in dict.fromkeys(a or f"{rules.backend}:{n}" for n, a in enumerate(addresses))
     ]
     if not gathered.functions:
         nodes = card_nodes(host, rules.nodes) if rules.nodes.pattern else []
@@ -237,7 +236,7 @@ def _visibility(host: HostProbe, rules: FamilyRules, cards: Sequence[Card]) -> V
                 key=card.device_id,
                 number=int(named) if named.isascii() and named.isdigit() else number,
                 uuid=tool.details.get("uuid", "") if tool is not None else "",
-                model=card.sighting.function.device,
+                model=card.sighting.function.device or (tool.name if tool is not None else ""),
             )
         )
     is_known = has_tool or rules.visible.is_pci_order or len(cards) == 1

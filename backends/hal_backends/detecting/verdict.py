@@ -50,11 +50,14 @@ def refuse_foreign_claims(
     unexplained = [c for c in foreign if not _has_vendor(host, MASQUERADER_PCI[c.backend])]
     if rules.torch_device == "cuda" and unexplained:
         claim = unexplained[0]
+        hardware = f"a device node says {rules.backend} ({rules.nodes.vendor_node})"
+        if functions:
+            first = functions[0]
+            hardware = f"PCI says {rules.backend} ({first.id} at {first.address})"
         raise DetectionError(
-            f"{rules.hardware} {functions[0].address}",
-            "PCI and the installed software to name one vendor",
-            f"PCI says {rules.backend} ({functions[0].id} at {functions[0].address}), "
-            f"{claim.evidence.source} says {claim.backend} ({claim.evidence.found})",
+            f"{rules.hardware} of this host",
+            "the hardware and the installed software to name one vendor",
+            f"{hardware}, {claim.evidence.source} says {claim.backend} ({claim.evidence.found})",
             f"use an environment made for {rules.hardware}, or, if the card is a {claim.backend} "
             "one, look why PCI shows another vendor (a virtual machine may pass it through so)",
         )
