@@ -16,8 +16,8 @@ from hal_capability_db.schema import (
     DeviceEntry,
     FamilyEntry,
     LinkEntry,
-    Sourced,
 )
+from hal_capability_db.schema_facts import Sourced
 from hal_capability_db.values import FLOAT_RATES, INTEGER_RATES, UNITS
 from support import markdown
 

@@ -28,15 +28,17 @@ from hal_capability_db.schema import (
     ArchitectureEntry,
     DetectionEntry,
     DeviceEntry,
-    DtypesEntry,
     FamilyEntry,
     LinkEntry,
-    MeasuredEntry,
     PciEntry,
+    TellEntry,
+)
+from hal_capability_db.schema_facts import (
+    DtypesEntry,
+    MeasuredEntry,
     QuantityEntry,
     RatesEntry,
     Sourced,
-    TellEntry,
 )
 from hal_capability_db.values import UNITS, Fact, unknown
 

@@ -8,7 +8,8 @@ from typing import Any
 from hal.suggestions import did_you_mean
 from hal_capability_db.assembly import Draft
 from hal_capability_db.located import LocatedList, LocatedMap, Place, refusal
-from hal_capability_db.schema import DeviceEntry, Entry, Sourced
+from hal_capability_db.schema import DeviceEntry
+from hal_capability_db.schema_facts import Entry, Sourced
 
 
 def check_references(draft: Draft, base: Draft | None = None) -> None:

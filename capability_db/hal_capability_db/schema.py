@@ -1,181 +1,43 @@
 """What a database file may say: one pydantic model per kind of entry, unknown keys refused.
 
 The models judge one entry by itself. What needs the whole database (references, duplicates,
-overlays) is judged in `assembly.py`.
+overlays) is judged in `references.py` and `assembly.py`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints, model_validator
 
-from hal_capability_db.values import (
-    FLOAT_RATES,
-    INTEGER_RATES,
-    UNITS,
-    ConfidenceName,
-    MatrixDtype,
+from hal_capability_db.schema_facts import (
+    CountEntry,
+    DtypesEntry,
+    Entry,
+    FabricEntry,
+    FlagsEntry,
+    Id,
+    MeasuredEntry,
+    Name,
+    Pattern,
+    PciId,
+    PeerEntry,
+    QuantityEntry,
+    RatesEntry,
+    Sourced,
+    Subsystem,
+    Text,
+    TextEntry,
+    TritonTargetEntry,
+    check_quantity,
+    fault,
+    require_distinct,
+    require_unit,
+    require_unverified,
 )
 
 SCHEMA = "halstack.capability_db/1"
-Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]{0,63}$")]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Text = Annotated[str, StringConstraints(max_length=2000)]
-PciId = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{4}$")]
-Subsystem = Annotated[str, StringConstraints(pattern=r"^0x[0-9a-f]{4}:0x[0-9a-f]{4}$")]
-TritonTarget = Annotated[str, StringConstraints(pattern=r"^[a-z]+:[A-Za-z0-9_.-]+:[0-9]+$")]
-Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Fabric = Literal[
-    "none",
-    "nvlink",
-    "xgmi",
-    "hccs",
-    "mlulink",
-    "mtlink",
-    "metaxlink",
-    "ixlink",
-    "xpulink",
-    "blink",
-    "roce",
-    "xelink",
-]
-PeerAccess = Literal["enabled", "disabled", "conditional"]
-
-
-class Entry(BaseModel):
-    """Root of the entries: strict types, no unknown keys, finite numbers."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-    )
-
-
-class Sourced(Entry):
-    """What every group of values carries."""
-
-    source: list[Id] = Field(min_length=1, description="ids of the table of sources")
-    confidence: ConfidenceName = Field(description="how far to trust it")
-    note: Text = Field(default="", description="what the reader has to know")
-
-
-def _fault(required: str, found: object, *path: str) -> PydanticCustomError:
-    """What is wrong at `path` below the model that is judged."""
-    context = {"required": required, "found": found, "path": path}
-    return PydanticCustomError("fault", "{required}", context)
-
-
-def _check_quantity(value: float, unit: str, *path: str) -> None:
-    known = UNITS[unit]
-    based = value * known.factor
-    if not known.low <= based <= known.high:
-        low, high = known.low / known.factor, known.high / known.factor
-        raise _fault(f"{low:g} to {high:g} {unit}", f"{value:g} {unit}", *path)
-
-
-class QuantityEntry(Sourced):
-    """A number with a unit. `per: card` for a figure of a card of several torch devices."""
-
-    value: float | None = Field(description="the number; null: not public")
-    unit: Literal["KiB", "MiB", "GiB", "GB", "GB/s", "TB/s"] = Field(description="its unit")
-    per: Literal["device", "card"] = Field(default="device", description="whose figure it is")
-
-    @model_validator(mode="after")
-    def _judge(self) -> QuantityEntry:
-        if self.value is not None:
-            _check_quantity(self.value, self.unit, "value")
-        return self
-
-
-class CountEntry(Sourced):
-    """A whole number."""
-
-    value: int | None = Field(ge=0, le=1 << 16, description="the number; null: not public")
-
-
-class TextEntry(Sourced):
-    """A text."""
-
-    value: Name | None = Field(description="the text; null: not public")
-
-
-class FabricEntry(Sourced):
-    """The kind of the links between devices."""
-
-    value: Fabric | None = Field(description="the kind of link; null: not public")
-
-
-class PeerEntry(Sourced):
-    """Whether a device can read and write another's memory over PCIe."""
-
-    value: PeerAccess | None = Field(description="enabled, disabled, conditional; null: not public")
-
-
-class TritonTargetEntry(Sourced):
-    """`backend:arch:warp`."""
-
-    value: TritonTarget | None = Field(description="backend:arch:warp; null: none or not public")
-
-
-class DtypesEntry(Sourced):
-    """A set of matrix dtypes."""
-
-    value: list[MatrixDtype] | None = Field(description="dtypes; null: not public")
-
-    @model_validator(mode="after")
-    def _judge(self) -> DtypesEntry:
-        _require_distinct(self.value or [])
-        return self
-
-
-class FlagsEntry(Sourced):
-    """Yes-or-no features with one source."""
-
-    values: dict[Literal["tma", "multicast", "wgmma", "tcgen05", "graph_capture"], bool | None] = (
-        Field(min_length=1, description="feature: true, false or null")
-    )
-
-
-class RatesEntry(Sourced):
-    """Rates by dtype with one unit and one source."""
-
-    values: dict[Name, float | None] = Field(min_length=1, description="dtype: number or null")
-    unit: Literal["GFLOPS", "TFLOPS", "TOPS"] = Field(description="TOPS for integers")
-    per: Literal["device", "card"] = Field(default="device", description="whose figure it is")
-
-    @model_validator(mode="after")
-    def _judge(self) -> RatesEntry:
-        allowed = INTEGER_RATES if self.unit == "TOPS" else FLOAT_RATES
-        for dtype, value in self.values.items():
-            if dtype not in allowed:
-                raise _fault(f"for {self.unit} {', '.join(allowed)}", dtype, "values", dtype)
-            if value is not None:
-                _check_quantity(value, self.unit, "values", dtype)
-        return self
-
-
-class MeasuredEntry(Sourced):
-    """Measured rates (by dtype) or bandwidths (`memory_bandwidth`, `copy_bandwidth`, …)."""
-
-    values: dict[Name, float] = Field(min_length=1, description="what: number")
-    unit: Literal["TFLOPS", "TOPS", "GB/s"] = Field(description="its unit")
-    per: Literal["device", "card"] = Field(default="device", description="whose figure it is")
-
-    @model_validator(mode="after")
-    def _judge(self) -> MeasuredEntry:
-        bandwidths = ("memory_bandwidth", "host_link", "fabric", "p2p")
-        allowed = {"TFLOPS": FLOAT_RATES, "TOPS": INTEGER_RATES}.get(self.unit, bandwidths)
-        for what, value in self.values.items():
-            if what not in allowed:
-                raise _fault(f"for {self.unit} {', '.join(allowed)}", what, "values", what)
-            _check_quantity(value, self.unit, "values", what)
-        return self
 
 
 class Overriding(Entry):
@@ -237,14 +99,14 @@ class DeviceEntry(Overriding):
     @model_validator(mode="after")
     def _judge(self) -> DeviceEntry:
         for key in ("memory", "usable_memory", "shared_memory_per_block"):
-            _require_unit(getattr(self, key), "B", key)
+            require_unit(getattr(self, key), "B", key)
         for key in ("memory_bandwidth", "host_link_bandwidth", "fabric_bandwidth"):
-            _require_unit(getattr(self, key), "B/s", key)
+            require_unit(getattr(self, key), "B/s", key)
         pci_ids = [(pci.id, pci.subsystem or "any subsystem") for pci in self.identity.pci_devices]
-        _require_distinct([f"{number} of {subsystem}" for number, subsystem in pci_ids])
-        _require_distinct([key for group in self.peak for key in group.values])
-        _require_distinct([key for group in self.measured for key in group.values])
-        _require_unverified(self.unverified_matrix_dtypes)
+        require_distinct([f"{number} of {subsystem}" for number, subsystem in pci_ids])
+        require_distinct([key for group in self.peak for key in group.values])
+        require_distinct([key for group in self.measured for key in group.values])
+        require_unverified(self.unverified_matrix_dtypes)
         return self
 
 
@@ -267,11 +129,11 @@ class ArchitectureEntry(Overriding):
 
     @model_validator(mode="after")
     def _judge(self) -> ArchitectureEntry:
-        _require_unit(self.shared_memory_per_block, "B", "shared_memory_per_block")
-        _require_distinct([key for group in self.flags for key in group.values])
-        _require_unverified(self.unverified_matrix_dtypes)
+        require_unit(self.shared_memory_per_block, "B", "shared_memory_per_block")
+        require_distinct([key for group in self.flags for key in group.values])
+        require_unverified(self.unverified_matrix_dtypes)
         groups = (self.matrix_dtypes, self.unverified_matrix_dtypes, self.absent_matrix_dtypes)
-        _require_distinct([dtype for group in groups if group for dtype in group.value or []])
+        require_distinct([dtype for group in groups if group for dtype in group.value or []])
         return self
 
 
@@ -298,7 +160,7 @@ class TellEntry(Entry):
             try:
                 re.compile(self.value)
             except (re.error, RecursionError, OverflowError) as error:
-                raise _fault(f"a regular expression ({error})", self.value, "value") from error
+                raise fault(f"a regular expression ({error})", self.value, "value") from error
         return self
 
 
@@ -388,10 +250,10 @@ class LinkEntry(Sourced):
     def _judge(self) -> LinkEntry:
         wanted = "us" if self.metric.endswith("latency") else "GB/s"
         if self.unit != wanted:
-            raise _fault(f"{wanted} for {self.metric}", self.unit, "unit")
+            raise fault(f"{wanted} for {self.metric}", self.unit, "unit")
         for message, by_world in self.points.items():
             for world, value in by_world.items():
-                _check_quantity(value, self.unit, "points", message, world)
+                check_quantity(value, self.unit, "points", message, world)
         return self
 
 
@@ -402,21 +264,3 @@ ENTRY_MODELS: dict[str, type[Entry]] = {
     "links": LinkEntry,
 }
 SECTIONS = ("schema", "complete", "sources", *ENTRY_MODELS)
-
-
-def _require_distinct(keys: list[Any]) -> None:
-    repeated = sorted({key for key in keys if keys.count(key) > 1})
-    if repeated:
-        raise _fault("each name once", f"{', '.join(repeated)} twice")
-
-
-def _require_unit(entry: QuantityEntry | None, base: str, key: str) -> None:
-    if entry is not None and UNITS[entry.unit].base != base:
-        allowed = [name for name, unit in UNITS.items() if unit.base == base]
-        raise _fault(f"one of {', '.join(allowed)}", entry.unit, key, "unit")
-
-
-def _require_unverified(entry: DtypesEntry | None) -> None:
-    if entry is not None and entry.confidence != "unverified":
-        path = ("unverified_matrix_dtypes", "confidence")
-        raise _fault("unverified", entry.confidence, *path)
