@@ -157,12 +157,15 @@ def families() -> str:
     return markdown(columns, rows)
 
 
+_LOOKS = {"": _NOTHING, "cuda": "NVIDIA's `torch.cuda`", "hip": "AMD's `torch.cuda` through HIP"}
+
+
 def tells() -> str:
     """The signs by which each family is told from the others."""
     rows = [
         [
             f"`{item.id}`",
-            f"`torch.{item.detection.masquerades_as}`" if item.detection.masquerades_as else "",
+            _LOOKS[item.detection.masquerades_as],
             "; ".join(map(_tell, item.detection.tells)),
             "; ".join(map(_tell, item.detection.excluded_by)) or _NOTHING,
             " ".join(item.detection.traps),
