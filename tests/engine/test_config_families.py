@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -348,11 +349,11 @@ def mutate(values: dict[str, Any], rng: random.Random) -> None:
         return
     value = values.get(key)
     if isinstance(value, list) and value and rng.random() < 0.5:
-        value[rng.randrange(len(value))] = rng.choice(JUNK)
+        value[rng.randrange(len(value))] = copy.deepcopy(rng.choice(JUNK))
     elif isinstance(value, int) and rng.random() < 0.5:
         values[key] = max(0, value + rng.choice([-2, -1, 1, 2, value]))
     else:
-        values[key] = rng.choice(JUNK)
+        values[key] = copy.deepcopy(rng.choice(JUNK))
 
 
 @pytest.mark.parametrize("preset", list(load_presets()))
