@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
     NodeRule,
     SoftwareRule,
     Tool,
     VisibleRule,
-    has_class,
+    is_card,
 )
 from hal_backends.detecting.tools import table_parser
-
-# Cambricon makes nothing but accelerators; older ones are no "processing accelerators" by class.
-_CLASSES = ("0x03", "0x0780", "0x0880", "0x0b40", "0x12", "0xff")
-
-
-def _is_accelerator(function: PciFunction) -> bool:
-    return has_class(function, _CLASSES)
-
 
 RULES = FamilyRules(
     backend="cambricon",
@@ -29,7 +20,7 @@ RULES = FamilyRules(
     pci_vendor="0xcabc",
     torch_device="mlu",
     name_pattern=r"MLU",
-    is_accelerator=_is_accelerator,
+    is_accelerator=is_card,
     nodes=NodeRule(
         control=("/dev/cambricon_ctl",),
         pattern=r"cambricon_dev\d+",

@@ -9,6 +9,9 @@ from hal.host import HostProbe
 from hal_backends.detecting.pci import PciFunction
 
 _ACCELERATOR_CLASSES = ("0x03", "0x0b40", "0x12")  # display, co-processor, accelerator
+# Of vendors that make nothing else, whose cards also call themselves communication controllers,
+# system peripherals or nothing at all. Bridges, network and sound are never cards.
+_ONLY_CARDS_CLASSES = (*_ACCELERATOR_CLASSES, "0x0780", "0x0880", "0xff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +140,8 @@ class FamilyRules:
 def has_class(function: PciFunction, prefixes: tuple[str, ...] = _ACCELERATOR_CLASSES) -> bool:
     """Whether the function's class code starts with one of the prefixes."""
     return function.class_code.startswith(prefixes)
+
+
+def is_card(function: PciFunction) -> bool:
+    """Whether a function of a vendor that makes nothing but accelerators is one."""
+    return has_class(function, _ONLY_CARDS_CLASSES)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hal_backends.detecting.rules import FamilyRules, NodeRule, SoftwareRule, Tool, VisibleRule
+from hal_backends.detecting.rules import (
+    FamilyRules,
+    NodeRule,
+    SoftwareRule,
+    Tool,
+    VisibleRule,
+    is_card,
+)
 from hal_backends.detecting.tools import table_parser
 
 RULES = FamilyRules(
@@ -13,6 +20,7 @@ RULES = FamilyRules(
     pci_vendor="0x1e36",
     torch_device="gcu",
     name_pattern=r"Enflame|^[LST]\d{2,3}",
+    is_accelerator=is_card,
     nodes=NodeRule(control=("/dev/gcuctl",), pattern=r"gcu\d+", vendor_node="/dev/gcuctl"),
     visible=VisibleRule(layers=(("TOPS_VISIBLE_DEVICES",),)),
     software=SoftwareRule(

@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-from hal_backends.detecting.rules import FamilyRules, NodeRule, SoftwareRule, Tool, VisibleRule
+from hal_backends.detecting.rules import (
+    FamilyRules,
+    NodeRule,
+    SoftwareRule,
+    Tool,
+    VisibleRule,
+    is_card,
+)
 from hal_backends.detecting.tools import table_parser
 
 RULES = FamilyRules(
@@ -14,6 +21,7 @@ RULES = FamilyRules(
     pci_vendor="0x1e3e",
     torch_device="cuda",
     name_pattern=r"Iluvatar|^(BI-V|MR-V|TG-V)",
+    is_accelerator=is_card,
     nodes=NodeRule(pattern=r"iluvatar\d+", vendor_node="/dev/iluvatar0"),
     visible=VisibleRule(layers=(("CUDA_VISIBLE_DEVICES",),)),
     software=SoftwareRule(

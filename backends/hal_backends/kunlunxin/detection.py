@@ -5,7 +5,6 @@ host's memory as the device's and is never asked for it."""
 from __future__ import annotations
 
 from hal.host import HostProbe
-from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
     NodeRule,
@@ -13,7 +12,7 @@ from hal_backends.detecting.rules import (
     SoftwareRule,
     Tool,
     VisibleRule,
-    has_class,
+    is_card,
 )
 from hal_backends.detecting.tools import table_parser
 
@@ -22,11 +21,6 @@ _PARSE = table_parser(
     driver_pattern=r"Driver Version:\s*(\S+)",
     index_pattern=r"\|\s*(\d+)\s",
 )
-
-
-def _is_accelerator(function: PciFunction) -> bool:
-    """Kunlun cards call themselves communication controllers."""
-    return has_class(function, ("0x0780", "0x0b40", "0x12"))
 
 
 def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
@@ -42,7 +36,7 @@ RULES = FamilyRules(
     pci_vendor="0x1d22",
     torch_device="cuda",
     name_pattern=r"kunlun|^[KPR]\d{3}",
-    is_accelerator=_is_accelerator,
+    is_accelerator=is_card,
     nodes=NodeRule(control=("/dev/xpuctrl",), pattern=r"xpu\d+", vendor_node="/dev/xpuctrl"),
     visible=VisibleRule(layers=(("XPU_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),)),
     software=SoftwareRule(

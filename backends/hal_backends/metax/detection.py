@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hal.host import HostProbe
 from hal_backends.detecting.nodes import drm_render_node
-from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
     NodeRule,
@@ -12,13 +11,9 @@ from hal_backends.detecting.rules import (
     SoftwareRule,
     Tool,
     VisibleRule,
-    has_class,
+    is_card,
 )
 from hal_backends.detecting.tools import table_parser
-
-
-def _is_accelerator(function: PciFunction) -> bool:
-    return has_class(function, ("0x03", "0x0b40", "0x12", "0xff"))
 
 
 def _refine(host: HostProbe, sighting: Sighting) -> dict[str, str]:
@@ -36,7 +31,7 @@ RULES = FamilyRules(
     pci_vendor="0x9999",
     torch_device="cuda",
     name_pattern=r"^(MX[CN]\d|MetaX)",
-    is_accelerator=_is_accelerator,
+    is_accelerator=is_card,
     nodes=NodeRule(
         control=("/dev/mxcd",),
         folder="/dev/dri",
