@@ -247,6 +247,17 @@ def test_doctor_tells_failures_and_missing_software(hal: Hal, acme: Path) -> Non
     assert_plain_and_narrow(text)
 
 
+def test_memory_limit_of_a_probe_is_a_setting(hal: Hal, acme: Path) -> None:
+    add(acme, "greedy", "held = []\nwhile True: held.append(bytearray(1 << 20))")
+    done = hal(["doctor", "--json"], acme, variables={"HAL_PLUGINS_PROBE_MEMORY_MB": "300"})
+    assert done.returncode == 1
+    states = {plugin["name"]: plugin for plugin in json.loads(done.stdout)["plugins"]}
+    assert states["greedy"]["status"] == "failed"
+    assert "at most 300 MiB of memory" in states["greedy"]["reason"]
+    assert "plugins.probe_memory_mb" in states["greedy"]["reason"]
+    assert states["acme"]["status"] == "loaded"
+
+
 def test_self_test_in_doctor(hal: Hal, acme: Path) -> None:
     done = hal(["doctor", "--self-test", "--json"], acme)
     assert done.returncode == 0, done.stdout

@@ -96,6 +96,7 @@ def test_text_of_every_kind_of_field(catalogue: SettingsCatalogue) -> None:
         ({"HAL_ACME_IS_FAST": "maybe"}, ["acme.is_fast (HAL_ACME_IS_FAST)"]),
         ({"HAL_SELECTION_USE": "gemm"}, ["selection.use (HAL_SELECTION_USE)"]),
         ({"HAL_PLUGINS_PROBE_DEADLINE_S": "2"}, ["plugins.probe_deadline_s", "15"]),
+        ({"HAL_PLUGINS_PROBE_MEMORY_MB": "64"}, ["plugins.probe_memory_mb", "256"]),
         ({"HAL_CONFIG": "/nowhere/hal.toml"}, ["/nowhere/hal.toml"]),
     ],
 )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.device import Confidence, DeviceSpec, Evidence
+from hal.device_group import group_link_of
 from hal.errors import HostReadError
 from hal.host import RecordedHost, RecordingHost
 from hal.topology import Distance, Obstacle, PciKind, PciLink, detect_topology
 from hal.topology.building import unclaimed_accelerators
+from hal.topology.group import link_on_host
 from hal.topology.numa import count_cpus
 from hal.topology.pci_link import lane_bytes_per_s, parse_speed, parse_width
 from recorded_hosts import HostBuilder, Port
@@ -281,6 +284,48 @@ def test_peer_access_of_a_pair_is_that_of_its_weaker_side() -> None:
     ]
     pairs = detect_topology(builder.build(), specs).pairs
     assert [p.p2p for p in pairs] == ["verified", "none", "none"]
+
+
+def test_link_of_a_group_is_that_of_its_worst_pair() -> None:
+    builder = HostBuilder("two sockets, one poor slot")
+    builder.sockets(2)
+    near = builder.devices(2, "10de:26b9", driver="nvidia", link="4.0 x16")
+    far = builder.device("10de:26b9", driver="nvidia", link="4.0 x8", max_link="4.0 x16", numa=1)
+    specs = [spec(card, p2p="claimed", host_link_bytes_per_s=31_500_000_000) for card in near]
+    specs.append(spec(far, host_link_bytes_per_s=31_500_000_000))
+    topology = detect_topology(builder.build(), specs)
+    promised = group_link_of(specs[0], 3)
+    two = link_on_host(promised, topology, near)
+    assert (two.distance, two.p2p, two.kind, two.is_full_mesh) == ("NODE", "claimed", "pcie", True)
+    assert two.bandwidth_bytes_per_s == promised.bandwidth_bytes_per_s
+    three = link_on_host(promised, topology, [*near, far])
+    assert (three.distance, three.p2p, three.is_full_mesh) == ("SYS", "none", False)
+    assert three.bandwidth_bytes_per_s == pytest.approx(15.75e9, rel=0.01)
+    assert three.evidence.source == "/sys/bus/pci/devices"
+    measured = Evidence(source="x", found="y", confidence=Confidence.MEASURED)
+    known = replace(promised, evidence=measured)
+    assert link_on_host(known, topology, [*near, far]).bandwidth_bytes_per_s == 31.5e9
+    for ids in ([near[0]], [*near, "0000:99:00.0"], []):
+        assert link_on_host(promised, topology, ids) is promised
+
+
+def test_link_of_a_group_with_a_fabric() -> None:
+    builder = HostBuilder("linked in pairs")
+    cards = builder.devices(4, "10de:2330", driver="nvidia")
+    peers = [cards[1], cards[0], cards[3], cards[2]]
+    specs = [
+        spec(card, fabric="nvlink", fabric_peers=peer, p2p="verified", fabric_bytes_per_s=9)
+        for card, peer in zip(cards, peers, strict=True)
+    ]
+    topology = detect_topology(builder.build(), specs)
+    promised = group_link_of(specs[0], 4)
+    assert promised.is_full_mesh
+    pair = link_on_host(promised, topology, cards[:2])
+    assert (pair.kind, pair.is_full_mesh, pair.bandwidth_bytes_per_s) == ("nvlink", True, 9)
+    four = link_on_host(promised, topology, cards)
+    assert (four.kind, four.is_full_mesh, four.p2p) == ("nvlink", False, "verified")
+    apart = link_on_host(promised, topology, [cards[0], cards[2]])
+    assert apart.kind == "pcie"
 
 
 def test_devices_off_the_bus_and_the_cpu() -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from hal.device import Confidence, DeviceSpec
 from hal.host_probe import HostProbe
+from hal.ops.collective import PeerAccess
 from hal.topology.device_nodes import nodes_named_by_sysfs
 from hal.topology.distance import bytes_per_s_between, distance_between
 from hal.topology.model import (
@@ -29,7 +30,7 @@ from hal.topology.numa import read_numa_nodes
 from hal.topology.pci_link import PciLink
 from hal.topology.pci_tree import is_accelerator_class, is_pci_address, read_pci_tree
 
-_P2P_ORDER = ("none", "claimed", "verified")
+_P2P_ORDER: tuple[PeerAccess, ...] = ("none", "claimed", "verified")
 
 
 def detect_topology(
@@ -288,7 +289,7 @@ def _is_probed(spec: DeviceSpec | None) -> bool:
     return seen is not None and seen.confidence in (Confidence.PROBED, Confidence.MEASURED)
 
 
-def _p2p_between(one: DeviceSpec | None, other: DeviceSpec | None) -> str:
+def _p2p_between(one: DeviceSpec | None, other: DeviceSpec | None) -> PeerAccess:
     if one is None or other is None or one.backend != other.backend:
         return "none"
     if other.device_id in _peers(one, "p2p_verified_peers"):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from hal.ops.collective import PeerAccess
 from hal.topology.pci_link import PciLink
 
 TOPOLOGY_SCHEMA = "halstack.topology/1"
@@ -170,7 +171,7 @@ class DevicePair:
     fabric: str = ""
     fabric_links: int = 0
     is_fabric_probed: bool = False
-    p2p: str = "none"
+    p2p: PeerAccess = "none"
     bytes_per_s: float | None = None
 
 
