@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from accelerator_plugins import Found, look_at
-from hal.device import DeviceSpec
+from hal.device import Confidence, DeviceSpec
 from hal.host import CommandOutput, RecordedHost
 from host_catalogue import compose
 from tool_outputs import NVIDIA_SMI, uuid_of
@@ -225,3 +225,30 @@ def test_another_vendors_torch_is_refused_where_sysfs_is_hidden() -> None:
     text = look_at(host).refused["nvidia"].one_line()
     assert "/dev/nvidiactl" in text
     assert "says metax" in text
+
+
+def test_links_are_those_of_this_host_and_not_of_the_product() -> None:
+    full = _specs(_found("h200-x8-nvlink"))
+    for spec in full:
+        assert spec.attributes["fabric"] == "nvlink"
+        assert spec.attributes["fabric_is_full_mesh"] == 1
+        assert str(spec.attributes["fabric_peers"]).count("*18") == 7
+        assert "topo -m" in spec.evidence["attributes.fabric"].source
+    first, second, third, fourth = _specs(_found("h100-nvl-x4-bridges"))
+    assert first.attributes["fabric_peers"] == f"{second.device_id}*12"
+    assert second.attributes["fabric_is_full_mesh"] == 0
+    for alone in (third, fourth):
+        assert alone.attributes["fabric"] == "none"
+        assert "fabric_bytes_per_s" not in alone.attributes
+    mesh = _specs(_found("mi300x-x8"))
+    assert {spec.attributes["fabric_is_full_mesh"] for spec in mesh} == {1}
+    assert len(str(mesh[0].attributes["fabric_peers"]).split()) == 7
+
+
+@pytest.mark.parametrize("text", ["", "GPU0\tnonsense\n", "\tGPU0\tGPU1\nGPU0\t X \tNV18\n"])
+def test_an_unclear_matrix_leaves_what_the_product_may_have(text: str) -> None:
+    found = _with_tool("h200-x8-nvlink", "nvidia-smi topo -m", CommandOutput(0, text, ""))
+    for spec in found.specs.values():
+        assert spec.attributes["fabric"] == "nvlink"
+        assert "fabric_peers" not in spec.attributes
+        assert spec.evidence["attributes.fabric"].confidence is Confidence.DATABASE

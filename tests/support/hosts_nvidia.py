@@ -63,9 +63,22 @@ def _h200(host: HostBuilder) -> Expected:
     host.node("/dev/nvidia-nvswitchctl", *(f"/dev/nvidia-nvswitch{n}" for n in range(4)))
     parts.nvidia(host, cards, "NVIDIA H200", mib=143771, capability="9.0")
     parts.cuda_torch(host)
+    links = [[18 * (row != column) for column in range(8)] for row in range(8)]
+    host.command("nvidia-smi topo -m", tools.nvidia_topology(links))
     host.package("flash-attn", "2.8.3")
     host.package("deep-gemm", "2.1.1")
     return one("nvidia", "h200-sxm", 8)
+
+
+@recorded_host("h100-nvl-x4-bridges", "4 H100 NVL, two of them with an NVLink bridge")
+def _bridges(host: HostBuilder) -> Expected:
+    cards = host.devices(4, "10de:2321", driver="nvidia")
+    parts.nvidia(host, cards, "NVIDIA H100 NVL", mib=95830, capability="9.0")
+    links = [[0] * 4 for _ in range(4)]
+    links[0][1] = links[1][0] = 12
+    host.command("nvidia-smi topo -m", tools.nvidia_topology(links))
+    parts.cuda_torch(host)
+    return one("nvidia", "h100-nvl", 4)
 
 
 @recorded_host("mixed-nvidia-metax", "an L40S and a C500; the torch is MetaX's")

@@ -40,6 +40,21 @@ def nvidia_smi(
     )
 
 
+def nvidia_topology(links: Sequence[Sequence[int]]) -> str:
+    """`nvidia-smi topo -m`; links[i][j]: NVLinks between two cards, 0 for PCIe."""
+    numbers = range(len(links))
+    header = ["", *(f"GPU{n}" for n in numbers), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
+    lines = ["\t".join(f"\x1b[4m{name}\x1b[0m" if name else "" for name in header)]
+    for row in numbers:
+        cells = [
+            " X " if row == n else f"NV{links[row][n]}" if links[row][n] else "NODE"
+            for n in numbers
+        ]
+        lines.append("\t".join([f"GPU{row}", *cells, "0-3", "0", "", "N/A"]))
+    lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing # NVLinks"]
+    return "\n".join(lines) + "\n"
+
+
 def ppu_smi(name: str, addresses: Sequence[str], mib: int) -> str:
     return "".join(
         f"{index}, {name}, 0000{address}, {mib}, PPU-{index:08x}-0000, 1.5.0\n"

@@ -4,6 +4,7 @@ PCI id may be several products, which the PCI revision tells apart (libdrm, data
 from __future__ import annotations
 
 from hal.host import HostProbe
+from hal_backends.detecting.fabric import xgmi
 from hal_backends.detecting.kfd import kfd_details
 from hal_backends.detecting.nodes import drm_render_node
 from hal_backends.detecting.pci import PCI_FOLDER, PciFunction
@@ -78,4 +79,5 @@ RULES = FamilyRules(
         packages=("aiter", "amd-aiter", "flash-attn", "flashinfer-python"),
     ),
     refine=_refine,
+    fabric=xgmi,
 )

@@ -99,7 +99,7 @@ def describe_device(device: DetectedDevice, host: HostProbe, rules: FamilyRules)
         software=installed_software(host, rules),
         database=database,
     )
-    return with_probed(spec, rules, look.survey, card, identity)
+    return with_probed(spec, rules, look, card)
 
 
 def device_profiles(rules: FamilyRules, host: HostProbe | None = None) -> Sequence[DeviceSpec]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hal.errors import HalError
 from hal.host import HostProbe
+from hal_backends.detecting.fabric import Fabric, Member
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.survey import FamilySurvey, survey_family, with_torch
 
@@ -21,6 +23,7 @@ class Look:
     host: HostProbe
     survey: FamilySurvey
     identities: Mapping[str, Identity]
+    fabric: Fabric | None = None
 
 
 _looks: dict[str, Look] = {}
@@ -36,9 +39,25 @@ def look_at_family(host: HostProbe, rules: FamilyRules) -> Look:
     identities: Mapping[str, Identity] = {}
     if survey.cards and survey.error is None:
         survey, identities = _identified(host, survey)
-    look = Look(host=host, survey=survey, identities=identities)
+    fabric: Fabric | None = None
+    if identities and rules.fabric is not None and any(map(_may_be_linked, identities.values())):
+        try:
+            members = [
+                Member(device_id=c.device_id, sighting=c.sighting, details=identity.details)
+                for c in survey.cards
+                for identity in [identities[c.device_id]]
+            ]
+            fabric = rules.fabric(host, members)
+        except HalError as error:
+            survey, identities = replace(survey, cards=(), error=error), {}
+    look = Look(host=host, survey=survey, identities=identities, fabric=fabric)
     _looks[rules.backend] = look
     return look
+
+
+def _may_be_linked(identity: Identity) -> bool:
+    """Whether the product has a fabric, or nobody knows."""
+    return identity.profile is None or identity.profile.fabric.value != "none"
 
 
 def _identified(

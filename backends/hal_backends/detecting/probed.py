@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hal.device import Confidence, DeviceSpec, Evidence
+from hal_backends.detecting.fabric import Fabric
 from hal_backends.detecting.identity import Identity
+from hal_backends.detecting.look import Look
 from hal_backends.detecting.pci import link_text
 from hal_backends.detecting.rules import FamilyRules
 from hal_backends.detecting.survey import Card, FamilySurvey
@@ -32,10 +34,9 @@ def device_evidence(survey: FamilySurvey, card: Card, identity: Identity) -> tup
     return tuple(found)
 
 
-def with_probed(
-    spec: DeviceSpec, rules: FamilyRules, survey: FamilySurvey, card: Card, identity: Identity
-) -> DeviceSpec:
+def with_probed(spec: DeviceSpec, rules: FamilyRules, look: Look, card: Card) -> DeviceSpec:
     """The specification with what was seen on this host, which is more than the product's."""
+    survey, identity = look.survey, look.identities[card.device_id]
     attributes: dict[str, str | int | float] = dict(spec.attributes)
     evidence = dict(spec.evidence)
     for number, seen in enumerate(device_evidence(survey, card, identity), 1):
@@ -49,6 +50,8 @@ def with_probed(
         if key not in _NOT_ATTRIBUTES:
             attributes[key] = int(value) if value.isascii() and value.isdigit() else value
             evidence[f"attributes.{key}"] = _probe_evidence(survey, card, value)
+    if look.fabric is not None:
+        _fabric(look.fabric, card, attributes, evidence)
     if details.get("driver"):
         attributes["driver_version"] = details["driver"]
         evidence["attributes.driver_version"] = _probe_evidence(survey, card, details["driver"])
@@ -93,6 +96,28 @@ def _place(
     found = "; ".join((f"trained {trained} of {best}", *link.findings()))
     for key in ("host_link", "host_link_trained", "host_link_bytes_per_s"):
         evidence[f"attributes.{key}"] = Evidence(source=f"{source}/current_link_*", found=found)
+
+
+def _fabric(
+    fabric: Fabric,
+    card: Card,
+    attributes: dict[str, str | int | float],
+    evidence: dict[str, Evidence],
+) -> None:
+    """The links of this card, in place of those that its product may have."""
+    peers = fabric.peers.get(card.device_id, {})
+    shown = " ".join(f"{peer}*{n}" if n else peer for peer, n in peers.items())
+    evidence["attributes.fabric"] = Evidence(source=fabric.source, found=shown or "no link")
+    if not peers:
+        attributes["fabric"] = "none"
+        attributes.pop("fabric_bytes_per_s", None)
+        evidence.pop("attributes.fabric_bytes_per_s", None)
+        return
+    attributes["fabric"] = fabric.name
+    attributes["fabric_peers"] = shown
+    others = len(fabric.peers) - 1
+    is_full_mesh = all(len(linked) == others for linked in fabric.peers.values())
+    attributes["fabric_is_full_mesh"] = int(is_full_mesh)
 
 
 def _ordinal(

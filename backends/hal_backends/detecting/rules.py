@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hal.host import HostProbe
 from hal_backends.detecting.pci import PciFunction
+
+if TYPE_CHECKING:
+    from hal_backends.detecting.fabric import Fabric, Member
 
 _ACCELERATOR_CLASSES = ("0x03", "0x0b40", "0x12")  # display, co-processor, accelerator
 # Of vendors that make nothing else, whose cards also call themselves communication controllers,
@@ -117,6 +121,7 @@ class FamilyRules:
     see `scan_pci`. partition_of: how the vendor calls the parts that a card is cut into, "" for a
     whole card. refine: what else the kernel tells of one device: "name" (the model's, where a PCI
     id is shared), "arch", "memory_bytes", "num_cores", and attributes of the specification.
+    fabric: which of the devices are linked, None where nothing tells.
     """
 
     backend: str
@@ -135,6 +140,7 @@ class FamilyRules:
     has_internal_switch: bool = False
     partition_of: Callable[[ToolDevice], str] = lambda device: ""
     refine: Callable[[HostProbe, Sighting], dict[str, str]] | None = None
+    fabric: Callable[[HostProbe, Sequence[Member]], Fabric | None] | None = None
 
 
 def has_class(function: PciFunction, prefixes: tuple[str, ...] = _ACCELERATOR_CLASSES) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from hal.host import HostProbe
+from hal_backends.detecting.fabric import nvlink
 from hal_backends.detecting.pci import PciFunction
 from hal_backends.detecting.rules import (
     FamilyRules,
@@ -120,4 +121,5 @@ RULES = FamilyRules(
     ),
     partition_of=_partition_of,
     refine=_refine,
+    fabric=nvlink,
 )
