@@ -166,7 +166,7 @@ class QuantizationConfig:
     """How a quantised checkpoint stores its weights: FP8 in square blocks, experts maybe in MXFP4.
 
     block_size: rows and columns that share a scale. has_fp4_experts: routed experts as MXFP4, 32
-    values a scale. kept_modules: parts of names that stay as they are.
+    values a scale. kept_modules: modules that stay as they are, by the whole words of their names.
     """
 
     block_size: int
@@ -181,7 +181,9 @@ class QuantizationConfig:
 
     def stored_format(self, tensor_name: str) -> str | None:
         """The format of a tensor, None for one that the checkpoint does not quantise."""
-        if any(part in tensor_name for part in (*NEVER_QUANTIZED, *self.kept_modules)):
+        if any(part in tensor_name for part in NEVER_QUANTIZED):
+            return None
+        if any(f".{module}." in f".{tensor_name}." for module in self.kept_modules):
             return None
         if self.has_fp4_experts and ".mlp.experts." in tensor_name:
             return "mxfp4"

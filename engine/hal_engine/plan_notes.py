@@ -35,6 +35,9 @@ def _sharing_notes(config: ModelConfig, world_size: int) -> list[str]:
         )
     if config.mla is not None or config.compressed is not None:
         notes.append("each rank keeps the whole cache and runs the whole indexer")
+    elif world_size > config.num_key_value_heads:
+        copies = world_size // config.num_key_value_heads
+        notes.append(f"each key-value head is kept by {copies} ranks")
     if config.engram is not None:
         notes.append("Engram tables are cut by hash head, in device memory")
     return notes

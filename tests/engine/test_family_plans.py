@@ -20,7 +20,7 @@ from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook, parse_waivers
 from hal_engine.config import ModelConfig, load_model_config
-from hal_engine.models.accounting import parameter_count
+from hal_engine.models.accounting import kv_copies, parameter_count
 from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
@@ -182,6 +182,25 @@ def test_ranks_meet_once_a_sublayer(name: str) -> None:
     assert not any(s.request.op == "collective" for s in sites_of(name))
 
 
+@pytest.mark.parametrize(("world_size", "kv_heads"), [(2, 2), (4, 1), (8, 1), (16, 1)])
+def test_key_value_heads_are_kept_by_several_ranks(world_size: int, kv_heads: int) -> None:
+    """Qwen3-MoE has four; the query heads of a rank are those that read the head it keeps."""
+    sites = sites_of("qwen3-235b-a22b", world_size)
+    for rank in range(world_size):
+        attention: Any = requests(sites, "attention", rank)[0][0]
+        assert (attention.num_heads, attention.num_kv_heads) == (64 // world_size, kv_heads)
+        qkv: Any = requests(sites, "qkv_proj", rank)[0][0]
+        assert qkv.n == (64 // world_size + 2 * kv_heads) * 128
+    assert kv_copies(config_of("qwen3-235b-a22b"), world_size) == max(1, world_size // 4)
+
+
+def test_copies_of_key_value_heads_are_for_plans_only() -> None:
+    with pytest.raises(PlanError, match="8 key-value heads"):
+        sites_of("llama-3-70b", 16)
+    with pytest.raises(PlanError, match="4 key-value heads"):
+        sites_of("qwen3-235b-a22b", 6)  # no whole number of ranks a head
+
+
 GROUPS = {"fp8_group128_ue8m0": (128, "ue8m0"), "mxfp8_group32": (32, "ue8m0")}
 
 
@@ -251,6 +270,15 @@ def test_every_preset_is_planned_on_this_host(name: str, registry: BackendRegist
     assert any("unverified" in note for note in planned.notes) == is_unverified
     if config_of(name).num_draft_layers:
         assert any("speculative" in note for note in planned.notes)
+
+
+def test_a_latent_cache_counts_whole_on_every_rank(registry: BackendRegistry) -> None:
+    latent = plan("deepseek-v3.2", registry, WaiverBook(), tp=4).memory
+    assert latent.kv_bytes_per_token_of_rank == 48_068
+    dense = plan("llama-3-70b", registry, WaiverBook(), tp=4).memory
+    assert dense.kv_bytes_per_token_of_rank * 4 == 80 * 2 * 8 * 128 * 2
+    tables = plan("deepseek-v4.1-flash", registry, WaiverBook(), tp=8).memory
+    assert 58 < tables.weight_bytes / 2**30 < 62  # a share of Engram's tables included
 
 
 def test_blocks_are_those_of_the_family(registry: BackendRegistry) -> None:

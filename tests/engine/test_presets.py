@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -158,6 +159,7 @@ def test_weight_bytes_follow_the_stored_formats() -> None:
 
 def test_fp8_checkpoints_run_as_stored_with_rounded_activations() -> None:
     v32, v41 = config_of("deepseek-v3.2"), config_of("deepseek-v4.1-flash")
+    assert v41.quantization is not None
     name = "model.layers.3.self_attn.o_proj.weight"
     assert precision_of(v32).weight_format(v32, [name]) is FORMATS["fp8_block128_ue8m0_a8"]
     expert = "model.layers.3.mlp.experts.7.down_proj.weight"
@@ -168,6 +170,11 @@ def test_fp8_checkpoints_run_as_stored_with_rounded_activations() -> None:
     bf16 = resolve_precision(v41, "bf16", "auto", frozenset())
     assert bf16.weight_format(v41, [expert]) is FORMATS["bfloat16"]
     assert any("widened" in note for note in bf16.notes)
+    kept = dataclasses.replace(v41.quantization, kept_modules=("mlp.gate", "layers.3.self_attn"))
+    partly = dataclasses.replace(v41, quantization=kept)
+    assert partly.stored_format(name) == "bfloat16"
+    assert partly.stored_format(name.replace("3", "33")) == "fp8_block32_ue8m0"
+    assert partly.stored_format("model.layers.4.mlp.gate_proj.weight") == "fp8_block32_ue8m0"
     w8 = resolve_precision(v41, "w8", "auto", frozenset({"matrix.bfloat16"}))
     with pytest.raises(PlanError, match="a second time"):
         w8.weight_format(v41, [expert])

@@ -99,9 +99,11 @@ def kv_bytes_per_sequence(config: ModelConfig, precision: Precision) -> int:
 
 
 def kv_copies(config: ModelConfig, world_size: int) -> int:
-    """How many ranks keep a row of the cache: all of them where all heads read the same rows."""
-    is_shared = config.mla is not None or config.compressed is not None
-    return world_size if is_shared else 1
+    """How many ranks keep a row of the cache: all of them where all heads read the same rows, else
+    those that share a key-value head."""
+    if config.mla is not None or config.compressed is not None:
+        return world_size
+    return max(1, world_size // config.num_key_value_heads)
 
 
 def _with_weights(sites: list[OpSite]) -> Iterator[OpSite]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hal.errors import PlanError
 from hal_engine.config import ModelConfig
-from hal_engine.shards import FEATURE_UNIT, split_evenly
+from hal_engine.shards import FEATURE_UNIT, Shard, shard_model, split_evenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,30 @@ def shard_family(config: ModelConfig, rank: int, world_size: int) -> FamilyShard
             if engram is not None
             else 0
         ),
+    )
+
+
+def shard_with_copies(config: ModelConfig, rank: int, world_size: int) -> Shard:
+    """As `shard_model`, and with more ranks than key-value heads each head is kept by several.
+
+    For plans only: the engine's own ranks each hold heads of their own. Raises PlanError.
+    """
+    groups = config.num_key_value_heads
+    if world_size <= groups or world_size % groups or config.num_attention_heads % world_size:
+        return shard_model(config, rank, world_size)
+    own = rank * groups // world_size
+    heads = config.num_attention_heads // world_size
+    unit = feature_unit(config, config.intermediate_size)
+    features = split_evenly(config.intermediate_size // unit, world_size, rank)
+    rows = -(-config.vocab_size // world_size)
+    return Shard(
+        rank=rank,
+        world_size=world_size,
+        heads=(rank * heads, (rank + 1) * heads),
+        kv_heads=(own, own + 1),
+        features=(features[0] * unit, features[1] * unit),
+        vocab=(rank * rows, (rank + 1) * rows),
+        vocab_rows=rows,
     )
 
 

@@ -19,7 +19,7 @@ from hal.ops.request import OpRequest, Phase, TokenRange
 from hal.ops.rope import RopeRequest
 from hal.plan import OpSite, group_sites
 from hal_engine.config import ModelConfig
-from hal_engine.models.family_shards import shard_family
+from hal_engine.models.family_shards import shard_family, shard_with_copies
 from hal_engine.models.family_sites import EMBED_TENSOR, HEAD_TENSOR, FamilySites, head_sites
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS, feed_forward_sites
 from hal_engine.models.site_parts import HOST_LINK, SiteParts
@@ -61,7 +61,8 @@ def _sites_of_rank(
     link: GroupLink,
 ) -> Iterator[tuple[str, int | None, OpRequest]]:
     is_dense = config.mla is None and config.compressed is None
-    heads = shard_model(config, *rank) if is_dense else None
+    cut = shard_model if config.is_runnable else shard_with_copies
+    heads = cut(config, *rank) if is_dense else None
     family = SiteParts(
         config=config,
         precision=precision,
