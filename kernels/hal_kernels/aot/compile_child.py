@@ -71,8 +71,12 @@ def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target
 
 
 def _failed(variant: KernelVariant, target: Target, error: Exception) -> Evidence:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
+    # The outer error shows the source line, the innermost one says what is wrong with it.
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line.strip(" ^") for line in str(cause).splitlines() if line.strip(" ^")]
+    message = f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
     return Evidence(
         target=target.arch, dtype=variant.dtype, config=variant.config, tier="error", error=message
     )

@@ -59,10 +59,11 @@ def _launch(request: GroupedGemmRequest, device: DeviceSpec, kind: str) -> Calla
     than the rows fill."""
     target = target_of(device)
     experts = request.num_experts
+    is_gated = request.epilogue == "silu_gated"
     shared = {"E": experts, "BLOCK_E": triton.next_power_of_2(experts)}
 
-    def launch(rows: int) -> tuple[tuple[int, int], dict[str, int]]:
-        config = tiles(target, kind, -(-rows // experts)) | shared
+    def launch(rows: int) -> tuple[tuple[int, int], dict[str, Any]]:
+        config = tiles(target, kind, -(-rows // experts), is_gated=is_gated) | shared
         most = min(rows, rows // config["BLOCK_M"] + experts)
         return (most, -(-request.out_features // config["BLOCK_N"])), config
 
@@ -131,7 +132,8 @@ def _bind_mxfp4(
     request: GroupedGemmRequest, device: DeviceSpec, data: torch.Tensor, scale: torch.Tensor
 ) -> GroupedProduct:
     launch = _launch(request, device, "mxfp4")
-    quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
+    fp8 = target_of(device).fp8_dtype
+    quantize = bind_quantize_groups(group=32, out_dtype=fp8, is_ue8m0=True)
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], request.n), dtype=x.dtype, device=x.device)

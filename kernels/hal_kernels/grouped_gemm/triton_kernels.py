@@ -119,15 +119,45 @@ def _grouped_gemm_fp8_kernel(
 
 
 @triton.jit
+def _fp8_of_fp4(packed, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_FNUZ: tl.constexpr):
+    """e2m1 codes, two in a byte, as e4m3 [BLOCK_N, BLOCK_K]: every value of the one is one of the
+    other. Of the magnitudes 0, ½, 1, 1½, 2, 3, 4, 6 all but the first two are evenly spaced codes.
+    """
+    codes = tl.join(packed & 0xF, packed >> 4).reshape(BLOCK_N, BLOCK_K)
+    size = codes & 0x7
+    bits = tl.where(size >= 2, 48 + 4 * size, size * 48)
+    sign = (codes & 0x8) << 4
+    if IS_FNUZ:
+        # One more in the exponent for the same value; the code of minus zero is NaN there.
+        bits = tl.where(size == 0, 0, (bits + 8) | sign)
+        wide = bits.to(tl.uint8).to(tl.float8e4b8, bitcast=True)
+    else:
+        wide = (bits | sign).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return wide
+
+
+@triton.jit
+def _power_of_two(code):
+    """A ue8m0 code as float32; 0 is 2**-127, which float32 holds as a denormal."""
+    bits = tl.where(code == 0, 0x400000, code.to(tl.int32) << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _grouped_gemm_mxfp4_kernel(
     x_MK_ptr, x_scale_MG_ptr, w_ENK_ptr, w_scale_ENG_ptr, y_MN_ptr, offsets_E_ptr, N, K,
     stride_xm, stride_xs, stride_we, stride_wn, stride_wse, stride_wsn, stride_ym,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr, UNPACKS: tl.constexpr, IS_FNUZ: tl.constexpr,
 ):  # fmt: skip
     """y = x @ w[expert].T for FP8 (e4m3) rows and FP4 (e2m1) weights, each with one ue8m0 scale per
-    32 columns (OCP Microscaling v1.0), multiplied in by the matrix unit itself where it can. Two
-    weights are in a byte, the even column in the low half. K is a multiple of 32."""
+    32 columns (OCP Microscaling v1.0). Two weights are in a byte, the even column in the low half.
+    K is a multiple of 32.
+
+    BLOCK_K of 32: the weights are widened to FP8, exactly, and each group's product is scaled into
+    the accumulator, for FP8 units that know no scales. A larger one: the unit multiplies the scales
+    in by itself; UNPACKS widens to FP8 where it takes no FP4 beside FP8.
+    """
     expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
     if first >= end:
         return
@@ -137,23 +167,31 @@ def _grouped_gemm_mxfp4_kernel(
     offs_g = tl.arange(0, BLOCK_K // 32)
     rows, cols = offs_m < end, offs_n < N
     x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
-    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64)[:, None] * stride_xs
+    xs_rows = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
     w_ptrs = w_ENK_ptr + expert.to(tl.int64) * stride_we + offs_n.to(tl.int64)[:, None] * stride_wn
-    ws_ptrs = (
-        w_scale_ENG_ptr
-        + expert.to(tl.int64) * stride_wse
-        + offs_n.to(tl.int64)[:, None] * stride_wsn
-    )
+    ws_rows = w_scale_ENG_ptr + expert.to(tl.int64) * stride_wse + offs_n.to(tl.int64) * stride_wsn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(tl.cdiv(K, BLOCK_K)):
         at_k = step * BLOCK_K + offs_k
         at_b = step * (BLOCK_K // 2) + offs_b
-        at_g = step * (BLOCK_K // 32) + offs_g
-        in_k, in_b, in_g = at_k[None, :] < K, at_b[None, :] < K // 2, at_g[None, :] < K // 32
+        in_k, in_b = at_k[None, :] < K, at_b[None, :] < K // 2
         x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & in_k, other=0.0)
         w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & in_b, other=0)
-        x_scale = tl.load(xs_ptrs + at_g[None, :], mask=rows[:, None] & in_g, other=0)
-        w_scale = tl.load(ws_ptrs + at_g[None, :], mask=cols[:, None] & in_g, other=0)
-        acc = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w), w_scale, "e2m1", acc)
+        if BLOCK_K == 32:
+            x_scale = _power_of_two(tl.load(xs_rows + step, mask=rows, other=0))
+            w_scale = _power_of_two(tl.load(ws_rows + step, mask=cols, other=0))
+            wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
+            acc += tl.dot(x, tl.trans(wide)) * x_scale[:, None] * w_scale[None, :]
+        else:
+            at_g = step * (BLOCK_K // 32) + offs_g
+            in_g = at_g[None, :] < K // 32
+            xs_ptrs, ws_ptrs = xs_rows[:, None] + at_g[None, :], ws_rows[:, None] + at_g[None, :]
+            x_scales = tl.load(xs_ptrs, mask=rows[:, None] & in_g, other=0)
+            w_scales = tl.load(ws_ptrs, mask=cols[:, None] & in_g, other=0)
+            if UNPACKS:
+                wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
+                acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(wide), w_scales, "e4m3", acc)
+            else:
+                acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(w), w_scales, "e2m1", acc)
     y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
     tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])

@@ -12,20 +12,44 @@ _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 _EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
 
 
-def tiles(target: Target, kind: str, rows: int) -> dict[str, int]:
+# Architectures where Triton has the matrix unit multiply scales of 32 columns in by itself for these
+# tiles, and of these the one that takes FP4 beside FP8 as it is. All others multiply FP8 and scale
+# the sums; so do sm_100 and sm_103, whose scaled instruction Triton does not emit here.
+_SCALED_UNITS = frozenset({"sm_120", "gfx950"})
+_MIXED_UNITS = frozenset({"gfx950"})
+# With fewer than 64 rows in a tile Triton leaves wgmma and tcgen05 for mma.sync, and there widens
+# FP8 to 16 bits without a word: the evidence shows it.
+_NEEDS_64_ROWS = frozenset({"sm_90", "sm_100", "sm_103"})
+
+
+def tiles(target: Target, kind: str, rows: int, *, is_gated: bool = False) -> dict[str, Any]:
     """Tile sizes and launch options for so many rows per expert: a decode has one or two."""
-    few = rows <= 16
+    few = rows <= 16 and (kind == "dense" or target.arch not in _NEEDS_64_ROWS)
+    columns = 32 if is_gated and kind == "fp8" and not few else 64
     stages = 2 if target.backend == "hip" else 3
-    base = {"BLOCK_M": 16 if few else 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": stages}
+    base: dict[str, Any] = {
+        "BLOCK_M": 16 if few else 64,
+        "BLOCK_N": columns,
+        "num_warps": 4,
+        "num_stages": stages,
+    }
     if kind == "dense":
         return base | {"BLOCK_K": 64}
     if kind == "mxfp4":
-        return base | {"BLOCK_K": 128, "num_stages": 2}
+        is_scaled = target.arch in _SCALED_UNITS
+        return base | {
+            "BLOCK_K": 128 if is_scaled else 32,
+            "UNPACKS": target.arch not in _MIXED_UNITS,
+            "IS_FNUZ": target.fp8_dtype == "fp8_e4m3fnuz",
+            "BLOCK_N": 32 if is_scaled and target.backend == "cuda" else columns,
+            "num_stages": 2,
+        }
     return base
 
 
 def _variant(target: Target, kind: str, config: str, rows: int, **fields: Any) -> KernelVariant:
-    constants = tiles(target, kind, rows) | fields.pop("constants")
+    flags = fields.pop("constants")
+    constants = tiles(target, kind, rows, is_gated=flags.get("IS_GATED", False)) | flags
     warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
     return KernelVariant(
         config=config,
@@ -95,17 +119,16 @@ def _fp8(target: Target) -> Sequence[KernelVariant]:
 
 
 def _mxfp4(target: Target) -> Sequence[KernelVariant]:
-    if target.fp8_dtype != "fp8_e4m3fn":
-        return ()  # OCP Microscaling is defined on e4m3fn
+    fp8 = target.fp8_dtype
     return tuple(
         _variant(
             target,
             "mxfp4",
             size,
             rows,
-            dtype="fp8_e4m3fn",
+            dtype=fp8,
             pointers={
-                "x_MK_ptr": "fp8_e4m3fn",
+                "x_MK_ptr": fp8,
                 "x_scale_MG_ptr": "uint8",
                 "w_ENK_ptr": "uint8",
                 "w_scale_ENG_ptr": "uint8",

@@ -82,13 +82,16 @@ def test_fp8_blocks(name: str, epilogue: str, arch: str) -> None:
     assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue))
 
 
-def test_mxfp4_weights_and_mxfp8_rows() -> None:
+@pytest.mark.parametrize("arch", ["sm_120", "sm_90", "gfx942", "gfx950"])
+def test_mxfp4_weights_and_mxfp8_rows(arch: str) -> None:
+    """Scaled by the unit or outside of it, in either FP8 encoding, FP4 widened or as it is."""
     n, k = 80, 160
+    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
     x, offsets = inputs(k)
     experts = [quantize_weight(torch.randn(n, k) / k**0.5, FORMATS["mxfp4_a8"]) for _ in ROWS]
-    kernel = triton_grouped.bind(request_of("mxfp4_a8", n, k), gpu("sm_120"), weight=experts)
-    values, scales = quantize_groups(x, group_size=32, element="fp8_e4m3fn", scale_kind="ue8m0")
-    rounded = dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind="ue8m0").double()
+    kernel = triton_grouped.bind(request_of("mxfp4_a8", n, k), gpu(arch), weight=experts)
+    values, scales = quantize_groups(x, group_size=32, element=element, scale_kind="ue8m0")
+    rounded = dequantize_groups(values, scales, element=element, scale_kind="ue8m0").double()
     weights = torch.stack([expert.dequantize().double() for expert in experts])
     assert_close(kernel(x, offsets), exact(rounded, offsets, weights, "none"))
 
