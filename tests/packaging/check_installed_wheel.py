@@ -57,6 +57,8 @@ def check_files(distribution: importlib.metadata.Distribution) -> None:
     require("top-level names", PACKAGES, tops - info)
     require("dist-info folders", 1, len(info))
     require("files beside the packages", {"hal"}, {f.name for f in files if f.parts[0] == ".."})
+    presets = {f.stem for f in files if f.parts[:2] == ("hal_engine", "presets")}
+    require("presets with their sources", True, {"sources", "deepseek-v3.2"} <= presets)
     marked = {file.parts[0] for file in files if file.name == "py.typed"}
     require("packages with py.typed", PACKAGES, marked)
     require("licence in the wheel", True, any(file.name == "LICENSE" for file in files))
