@@ -12,9 +12,9 @@ _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 _EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
 
 
-# Architectures where Triton has the matrix unit multiply scales of 32 columns in by itself for these
-# tiles, and of these the one that takes FP4 beside FP8 as it is. All others multiply FP8 and scale
-# the sums; so do sm_100 and sm_103, whose scaled instruction Triton does not emit here.
+# Architectures where Triton has the matrix unit multiply scales of 32 columns in by itself for
+# these tiles, and of these the one that takes FP4 beside FP8 as it is. All others multiply FP8 and
+# scale the sums; so do sm_100 and sm_103, whose scaled instruction Triton does not emit here.
 _SCALED_UNITS = frozenset({"sm_120", "gfx950"})
 _MIXED_UNITS = frozenset({"gfx950"})
 # With fewer than 64 rows in a tile Triton leaves wgmma and tcgen05 for mma.sync, and there widens
