@@ -9,6 +9,7 @@ import pytest
 from accelerator_plugins import Found, look_at
 from hal.device import Confidence, DeviceSpec
 from hal.host import CommandOutput, RecordedHost
+from hal.topology import detect_topology
 from host_catalogue import compose
 from tool_outputs import NVIDIA_SMI, uuid_of
 
@@ -48,6 +49,9 @@ def test_intel_card_has_the_link_of_its_slot() -> None:
     for spec in _specs(_found("arc-b60-x4")):
         assert spec.attributes["host_link"] == "PCIe 5.0 x8"
         assert spec.attributes["host_link_trained"] == "PCIe 5.0 x8"
+    found = _found("arc-b60-x4")
+    topology = detect_topology(compose("arc-b60-x4")[0], list(found.specs.values()))
+    assert [one.link.describe() for one in topology.accelerators if one.link] == ["gen5 x8"] * 4
 
 
 def test_numa_nodes() -> None:

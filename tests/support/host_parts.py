@@ -166,6 +166,10 @@ def under_card_switch(host: HostBuilder, ids: str, *, numa: int = 0, link: str =
     does."""
     root: Port | HostBridge = host.root_port(numa=numa, link=link)
     switch = host.switch(behind=root, link=link, ids="8086:e2ff")
-    return host.device(
+    card = host.device(
         ids, behind=switch, pci_class="0x030000", link="1.0 x1", driver="xe", subsystem="8086:1100"
     )
+    port = host.path_of(card).rsplit("/", 1)[0]
+    host.file(f"{port}/vendor", "0x8086\n")
+    host.file(f"{port}/device", "0xe2f0\n")
+    return card

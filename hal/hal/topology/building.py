@@ -181,12 +181,19 @@ def _own_path(
 
 
 def _links_above(path: Iterable[PciFunction]) -> list[tuple[PciFunction, PciLink]]:
+    """Links between a device and what it shares with others. Below a card's own switch some cards
+    (Intel's) report 2.5 GT/s x1 for what never leaves the card: those say nothing."""
     ports = (PciKind.ROOT_PORT, PciKind.SWITCH_PORT)
-    return [
+    links = [
         (function, function.link)
         for function in path
         if function.link is not None and function.kind not in ports
     ]
+    return [pair for pair in links if not _is_stub(pair[1])] or links
+
+
+def _is_stub(link: PciLink) -> bool:
+    return (link.best_speed, link.best_width) == (2.5, 1)
 
 
 def _weakest(path: Iterable[PciFunction]) -> PciLink | None:
