@@ -25,7 +25,7 @@ from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.selection import SelectionRules, select
 
-ROUNDS = 15
+ROUNDS = 40
 HIDDEN, FEED_FORWARD, VOCABULARY = 576, 1536, 49152
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 9, 3, 64, 16
 

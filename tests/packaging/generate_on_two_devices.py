@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,13 @@ class Greedy:
         self.tokenizer = load_tokenizer(planned.config)
         self.choices = sorted({op.choice.name for op in planned.plan.ops})
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        with self.spy:
+    def run(self, batch: Batch, *, is_spied: bool) -> torch.Tensor:
+        with self.spy if is_spied else nullcontext():
             return self.runner.execute(batch).clone()
 
-    def generate(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
+    def generate(
+        self, prompts: list[list[int]], *, is_spied: bool = False
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
         """New tokens a prompt, and the logits of every position that was computed for it."""
         tables, free = [], 0
         for prompt in prompts:
@@ -75,7 +78,7 @@ class Greedy:
                 for n, (ids, table) in enumerate(zip(prompts, tables, strict=True))
             ]
         )
-        rows = list(self.run(batch).split([len(prompt) for prompt in prompts]))
+        rows = list(self.run(batch, is_spied=is_spied).split([len(prompt) for prompt in prompts]))
         new: list[list[int]] = [[int(row[-1].argmax())] for row in rows]
         for step in range(NEW_TOKENS - 1):
             batch = Batch(
@@ -84,7 +87,7 @@ class Greedy:
                     for n, ids in enumerate(prompts)
                 ]
             )
-            for n, row in enumerate(self.run(batch)):
+            for n, row in enumerate(self.run(batch, is_spied=is_spied)):
                 new[n].append(int(row.argmax()))
                 rows[n] = torch.cat((rows[n], row[None]))
         return new, rows
@@ -112,7 +115,7 @@ def main(model: Path, first: str, second: str) -> None:
         ]
         start = time.perf_counter()
         alone = [greedy.generate([prompt]) for prompt in prompts]
-        together, _ = greedy.generate(prompts)
+        together, _ = greedy.generate(prompts, is_spied=True)
         runs[device] = greedy.report() | {
             "tokens": [tokens[0] for tokens, _ in alone],
             "tokens_together": together,
