@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hal.device import DeviceSpec
-from hal.device_group import group_link_of
 from hal.measurements import with_measurements
 from hal.plan import Plan
 from hal.planner import PlanInputs, create_plan
@@ -19,6 +18,7 @@ from hal.step_costs import Step
 from hal.waivers import WaiverBook
 from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
+from hal_engine.group_link import link_of_group
 from hal_engine.models.accounting import kv_bytes_per_sequence, kv_bytes_per_token, kv_copies
 from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
@@ -73,7 +73,7 @@ def plan_model(
         config, options.precision, options.kv_dtype, device.features, options.index_dtype
     )
     policy = registry.policy(device)
-    link = group_link_of(device, options.tp) if options.tp > 1 else None
+    link = link_of_group(registry, device, options.tp)
     is_dense = options.sparse_attention == "off"
     if is_dense:
         check_sparse_off(config, policy, device)
