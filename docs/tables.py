@@ -26,7 +26,7 @@ from hal_engine.checkpoint.gguf_names import FORMAT_OF_TYPE
 from hal_engine.config import RUNNABLE_FAMILIES, ModelConfig, load_model_config
 from hal_engine.config_huggingface import FAMILIES, family_architectures
 from hal_engine.precision import PRECISIONS, resolve_precision
-from hal_engine.presets import load_presets
+from hal_engine.preset_files import load_presets
 from support import markdown
 
 _MOST = 2**31 - 1  # a bound against overflow, not one that a user meets

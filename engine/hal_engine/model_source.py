@@ -10,7 +10,7 @@ import difflib
 from pathlib import Path
 
 from hal.errors import UserError
-from hal_engine.presets import load_presets, preset_of
+from hal_engine.preset_files import load_presets, preset_of
 
 
 class ModelNotFoundError(UserError, ValueError):

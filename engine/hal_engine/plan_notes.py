@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hal_engine.config import ModelConfig
-from hal_engine.presets import preset_of
+from hal_engine.preset_files import preset_of
 
 
 def model_notes(config: ModelConfig, world_size: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hal.errors import PlanError
 from hal_engine.config import RUNNABLE_FAMILIES, ModelConfig
-from hal_engine.presets import preset_of
+from hal_engine.preset_files import preset_of
 
 
 def check_runnable(config: ModelConfig) -> None:

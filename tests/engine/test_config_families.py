@@ -16,7 +16,7 @@ from hal_engine.config import ConfigError, ModelConfig, load_model_config
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
 from hal_engine.precision import resolve_precision
-from hal_engine.presets import load_presets
+from hal_engine.preset_files import load_presets
 
 REMOVED = object()
 

@@ -27,7 +27,7 @@ from hal_engine.models.step_limits import StepLimits
 from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.precision import resolve_precision
-from hal_engine.presets import load_presets
+from hal_engine.preset_files import load_presets
 from hal_engine.sparse_choice import CHANGE, check_sparse_off
 from hal_process import run_hal
 

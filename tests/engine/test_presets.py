@@ -25,7 +25,7 @@ from hal_engine.models.accounting import (
     weight_bytes,
 )
 from hal_engine.precision import Precision, resolve_precision
-from hal_engine.presets import PRESETS_FOLDER, load_presets, preset_of
+from hal_engine.preset_files import PRESETS_FOLDER, load_presets, preset_of
 from hal_engine.runnable import check_runnable
 
 NAMES = list(load_presets())

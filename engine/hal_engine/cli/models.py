@@ -15,7 +15,7 @@ from hal.errors import SettingsError
 from hal.suggestions import did_you_mean
 from hal_engine.cli.plan_table import terminal
 from hal_engine.config import load_model_config
-from hal_engine.presets import Preset, load_presets
+from hal_engine.preset_files import Preset, load_presets
 
 _SHOWN = 48  # characters of a value in the table
 
