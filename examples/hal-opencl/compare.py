@@ -1,15 +1,18 @@
-"""Times each op on an OpenCL device and on the CPU backend, turn by turn, the best of several.
+"""Compares each op on an OpenCL device of type CPU with the CPU backend, by processor time of a core.
 
-The shapes are those of SmolLM2-135M. Prints a Markdown table; `ratio` is OpenCL's time in units of
-the CPU backend's. Run it on a quiet machine: `python compare.py [device]`.
+Processor time, not time on the clock, and one thread each: other load on the machine hardly changes
+it. The shapes are those of SmolLM2-135M. Prints a Markdown table: `python compare.py [device]`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+os.environ |= {"POCL_MAX_PTHREAD_COUNT": "1", "OMP_NUM_THREADS": "1"}  # read once, at import
 
 import torch
 
@@ -25,7 +28,8 @@ from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.selection import SelectionRules, select
 
-ROUNDS = 40
+ROUNDS = 8
+CALLS = 5  # a round; a clock of processes may be coarse
 HIDDEN, FEED_FORWARD, VOCABULARY = 576, 1536, 49152
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 9, 3, 64, 16
 
@@ -119,21 +123,24 @@ def main(device_id: str) -> None:
     devices = [registry.describe(name) for name in (device_id, "cpu:0")]
     for device in devices:
         registry.create_runtime(device)
-    print(f"| op, tokens | {devices[0].name}, µs | {devices[1].name}, µs | ratio |")
+    torch.set_num_threads(1)
+    print("| op, tokens | OpenCL, µs | CPU backend, µs | ratio |")
     print("| --- | --- | --- | --- |")
     for case in cases():
-        calls = [bound(registry, device, case) for device in devices]
-        best = [float("inf")] * len(calls)
-        for _ in range(ROUNDS):
-            for number, call in enumerate(calls):
-                call()  # the other device's data is in the cache: this one's turn begins warm
-                start = time.perf_counter()
-                call()
-                best[number] = min(best[number], time.perf_counter() - start)
-        print(
-            f"| {case[0]} | {best[0] * 1e6:.0f} | {best[1] * 1e6:.0f} | {best[0] / best[1]:.2f} |",
-            flush=True,
-        )
+        opencl, cpu = (1e6 * seconds(bound(registry, device, case)) for device in devices)
+        print(f"| {case[0]} | {opencl:.0f} | {cpu:.0f} | {opencl / cpu:.1f} |", flush=True)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Processor time of one call, the best of several rounds."""
+    call()  # compiles
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        for _ in range(CALLS):
+            call()
+        best = min(best, (time.process_time() - start) / CALLS)
+    return best
 
 
 if __name__ == "__main__":
