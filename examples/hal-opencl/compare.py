@@ -1,7 +1,7 @@
-"""Compares each op on an OpenCL device of type CPU with the CPU backend, by processor time of a core.
+"""Compares the ops of an OpenCL CPU device with the CPU backend: processor time of one core.
 
-Processor time, not time on the clock, and one thread each: other load on the machine hardly changes
-it. The shapes are those of SmolLM2-135M. Prints a Markdown table: `python compare.py [device]`.
+One thread each, and not time on the clock: other load on the machine hardly changes it. The shapes
+are those of SmolLM2-135M. Prints a Markdown table: `python compare.py [device]`.
 """
 
 from __future__ import annotations

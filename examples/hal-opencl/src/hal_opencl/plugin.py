@@ -55,6 +55,13 @@ def hal_create_runtime(device: DeviceSpec) -> Runtime:
 
 
 @hookimpl
+def hal_measure_device(device: DeviceSpec) -> DeviceSpec:
+    from hal_opencl.measurement import measure_device
+
+    return measure_device(device)
+
+
+@hookimpl
 def hal_self_test(runtime: Runtime) -> Sequence[SelfTestResult]:
     from hal_opencl.self_test import run_self_test
 

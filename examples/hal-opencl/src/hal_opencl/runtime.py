@@ -33,11 +33,16 @@ class OpenClRuntime:
         raise RuntimeError(f"hal-opencl: one rank is required, found {world_size}; drop --tp")
 
     def free_memory_bytes(self) -> int:
-        """Of the host, where the KV cache lives, and not more than the device has: OpenCL has no
-        query for what is free."""
-        meminfo = LocalHost().read_text("/proc/meminfo") or ""
+        """Of the host, where the KV cache lives, within what a cgroup leaves, and not more than the
+        device has: OpenCL has no query for what is free."""
+        host = LocalHost()
+        meminfo = host.read_text("/proc/meminfo") or ""
         found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
         available = int(found.group(1)) * 1024 if found else self.spec.memory_bytes
+        limit = (host.read_text("/sys/fs/cgroup/memory.max") or "max").strip()
+        if limit != "max":
+            used = int(host.read_text("/sys/fs/cgroup/memory.current") or "0")
+            available = min(available, max(0, int(limit) - used))
         return min(available, self.spec.memory_bytes)
 
     def synchronize(self) -> None:
