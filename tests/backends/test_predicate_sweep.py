@@ -119,9 +119,15 @@ def test_siblings_differ_for_a_stated_reason_only(
     }
     for one, other in KIN:
         for (arch, name), verdicts in by_arch.items():
-            if arch == one and set(verdicts.values()) != set(by_arch[other, name].values()):
+            if arch == one and _apart(name, verdicts) != _apart(name, by_arch[other, name]):
                 found[name] = f"{one} {verdicts}, {other} {by_arch[other, name]}"
     judge("siblings", found)
+
+
+def _apart(name: str, verdicts: Mapping[str, str]) -> set[str]:
+    """For our kernels without the state of the evidence, which exists per architecture."""
+    is_ours = name.split(".")[-1].startswith("triton")
+    return {text.replace("S", "u") if is_ours else text for text in verdicts.values()}
 
 
 def test_no_predicate_is_inverted(matrix: ModuleType) -> None:

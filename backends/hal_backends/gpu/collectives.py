@@ -145,13 +145,13 @@ def load_process_group() -> Bind:
             return x
 
         def all_gather(x: torch.Tensor) -> torch.Tensor:
-            parts = x.new_empty((world, *x.shape))
+            parts = x.new_empty((world * x.shape[0], *x.shape[1:]))
             dist.all_gather_into_tensor(parts, x.contiguous(), group=handle)
-            return parts.movedim(0, -2).flatten(-2)
+            return torch.cat(parts.chunk(world), dim=-1)
 
         def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
-            parts = torch.stack(x.chunk(world, dim=-1))
-            out = torch.empty_like(parts[0])
+            parts = torch.cat(x.chunk(world, dim=-1))
+            out = x.new_empty((x.shape[0], x.shape[1] // world))
             dist.reduce_scatter_tensor(out, parts, group=handle)
             return out
 

@@ -126,20 +126,6 @@ def claimed_architecture(
     ]
 
 
-def backend(device: DeviceSpec, allowed: Collection[str], *, why: str) -> list[Reason]:
-    """The plug-in whose platform the library is built for."""
-    if device.backend in allowed:
-        return []
-    return [
-        Reason(
-            what="platform",
-            required=f"{' or '.join(allowed)} ({why})",
-            found=device.backend,
-            kind=ReasonKind.HARDWARE,
-        )
-    ]
-
-
 def software(
     device: DeviceSpec, distribution: str, versions: str = "", *, install: str = ""
 ) -> list[Reason]:
