@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan_table import TIER_STYLES, terminal
+from hal_engine.cli.plan_table import TIER_STYLES, say, terminal
 
 if TYPE_CHECKING:
     from hal_engine.audit import AuditReport
@@ -83,12 +83,12 @@ def print_audit(report: AuditReport, console: Console) -> None:
             f"{total:,}",
         )
     console.print(table)
-    console.print(
+    say(
+        console,
         f"{sum(calls.values()):,} calls through bound ops; {report.num_tracked:,} torch matrix "
         f"products, attentions and collectives seen, {len(report.escaped)} outside a bound op",
-        highlight=False,
     )
     for escape in report.escaped[:20]:
-        console.print(Text(f"unrouted: {escape.op} at {escape.location}", style="bold red"))
+        say(console, Text(f"unrouted: {escape.op} at {escape.location}", style="bold red"))
     for count in report.never_called[:20]:
-        console.print(Text(f"never called: {count.site} ({count.phase})", style="yellow"))
+        say(console, Text(f"never called: {count.site} ({count.phase})", style="yellow"))

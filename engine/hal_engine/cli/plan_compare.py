@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hal.plan import Plan, PlannedOp
 from hal_engine.cli.plan_report import collect_losses, memory_line, step_name
-from hal_engine.cli.plan_table import TIER_STYLES
+from hal_engine.cli.plan_table import TIER_STYLES, say
 
 Key = tuple[str, str]
 
@@ -23,14 +23,15 @@ def print_comparison(plans: Sequence[Plan], console: Console) -> None:
     console.print(_steps(plans))
     for plan in plans:
         losses = collect_losses(plan)
-        console.print(
+        say(
+            console,
             Text.assemble(
                 (plan.device_label, "bold"),
                 f": plan {plan.hash}; lost fast paths: {len(losses)}",
-            )
+            ),
         )
         if plan.memory is not None:
-            console.print(Text("  " + memory_line(plan.memory, len(plan.devices)), style="dim"))
+            say(console, Text("  " + memory_line(plan.memory, len(plan.devices)), style="dim"))
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:

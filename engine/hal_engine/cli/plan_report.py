@@ -14,6 +14,7 @@ from hal.memory_need import MemoryNeed
 from hal.plan import Plan, PlannedOp
 from hal.step_costs import SiteCost, StepEstimate
 from hal.unlocks import unlocks_of
+from hal_engine.cli.plan_table import say
 
 _GIB = float(1 << 30)
 
@@ -27,7 +28,7 @@ def print_report(plan: Plan, console: Console) -> None:
         console.print(_losses_table(plan, losses))
     _print_policy(plan, console)
     if plan.memory is not None:
-        console.print(Text(memory_line(plan.memory, len(plan.devices)), style="dim"))
+        say(console, Text(memory_line(plan.memory, len(plan.devices)), style="dim"))
 
 
 def _steps_table(plan: Plan) -> Table:
@@ -165,9 +166,9 @@ def _share(share: float | None) -> str:
 
 def _print_policy(plan: Plan, console: Console) -> None:
     for feature, reason in plan.policy.get("forced_features", {}).items():
-        console.print(Text(f"policy: {feature} is forced on: {reason}", style="cyan"))
+        say(console, Text(f"policy: {feature} is forced on: {reason}", style="cyan"))
     for pattern, reason in plan.policy.get("disabled", {}).items():
-        console.print(Text(f"policy: {pattern} is off: {reason}", style="cyan"))
+        say(console, Text(f"policy: {pattern} is off: {reason}", style="cyan"))
 
 
 def memory_line(need: MemoryNeed, world_size: int) -> str:

@@ -19,43 +19,49 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
+def say(console: Console, text: Text | str, style: str = "") -> None:
+    """A sentence, in lines of at most 100 columns however wide the tables are."""
+    console.print(text, style=style, highlight=False, width=min(console.width, 100))
+
+
 def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None = None) -> None:
     """Prints the heading, a row per site and token range, notes and waivers."""
     console = console or terminal()
-    console.print(
+    say(
+        console,
         Text.assemble(
             ("plan ", "dim"), (plan.hash, "bold"), f"  {plan.model.get('source', '')}  on  "
         )
-        + Text(plan.device_label)
+        + Text(plan.device_label),
     )
     settings = plan.settings
-    console.print(
+    say(
+        console,
         f"precision {settings.get('precision')} ({settings.get('dtype')} activations, "
         f"{settings.get('kv_dtype')} KV cache), tp {settings.get('tp')}, "
         f"{plan.kv_bytes_per_token:,} KV bytes a token",
-        style="dim",
-        highlight=False,
+        "dim",
     )
     console.print(_table(plan))
     if plan.decode_bound_us is not None:
-        console.print(
+        say(
+            console,
             "Times are of one call at the upper end of the token range. Least time of a decode "
             f"step with one sequence, by the measured device (m memory, c compute): "
             f"{plan.decode_bound_us / 1000:.1f} ms, {1e6 / plan.decode_bound_us:,.0f} tokens/s",
-            style="dim",
-            highlight=False,
+            "dim",
         )
     else:
         measure = "" if _is_bounded(plan) else " For rooflines measure it: hal devices --measure"
-        console.print(
+        say(
+            console,
             "Times are of one call at the upper end of the token range." + measure,
-            style="dim",
-            highlight=False,
+            "dim",
         )
     for note in plan.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        say(console, Text(f"note: {note}", style="yellow"))
     for waiver in plan.waivers_in_use():
-        console.print(Text(f"degraded: {waiver}", style="bold red"))
+        say(console, Text(f"degraded: {waiver}", style="bold red"))
     if with_losers:
         _print_losers(plan, console)
 
@@ -110,4 +116,4 @@ def _print_losers(plan: Plan, console: Console) -> None:
             line = f"{op.site.request.label}: {loser.name} ({loser.tier.label}): {why}"
             if line not in seen:
                 seen.add(line)
-                console.print(Text(line, style="dim"))
+                say(console, Text(line, style="dim"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,10 +77,18 @@ def serve(
             progress=report,
         )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    freeze_loaded_objects()
     status = run_server(engine, server, listener=listener)
     ignore_signals()
     end_process_within(server.abort_deadline_s, status)
     raise typer.Exit(status)
+
+
+def freeze_loaded_objects() -> None:
+    """Spares requests the collector's look at all that loading made: a third of a million objects
+    where kernels were compiled, a quarter of a second that would fall into one of the first."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager
