@@ -13,7 +13,10 @@ from hal_kernels.attention import triton_variants as attention
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
+from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.kv_write import triton_variants as kv_write
+from hal_kernels.mla_attention import triton_variants as mla_attention
+from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
@@ -24,7 +27,10 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *embedding.KERNELS,
     *gemm.KERNELS,
     *grouped_gemm.KERNELS,
+    *index_logits.KERNELS,
     *kv_write.KERNELS,
+    *mla_attention.KERNELS,
+    *moe_router.KERNELS,
     *norm.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,

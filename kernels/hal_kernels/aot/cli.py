@@ -115,7 +115,7 @@ def check_kernels(
     for one in kernels:
         for arch in targets:
             stored = read_evidence(one.name, arch.arch)
-            if changed and stored is not None and stored.source_hash == one.source_hash():
+            if changed and stored is not None and stored.source_hash == one.source_hash(arch):
                 continue
             found = compile_kernel(one, arch)
             if not found.variants:

@@ -38,7 +38,7 @@ def compile_kernel(kernel: TritonKernel, target: Target, *, only: str = "") -> K
         kernel=kernel.name,
         op=kernel.op,
         target=target.arch,
-        source_hash=kernel.source_hash(),
+        source_hash=kernel.source_hash(target),
         triton=metadata.version("triton"),
         variants=tuple(found),
     )

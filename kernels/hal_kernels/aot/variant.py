@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -72,12 +73,19 @@ class TritonKernel:
         """The `triton.jit` function. Imports triton and torch."""
         return getattr(importlib.import_module(self.module), self.function)
 
-    def source_hash(self) -> str:
-        """16 hexadecimal digits over the text of the modules that the kernel is made of."""
+    def source_hash(self, target: Target) -> str:
+        """16 hexadecimal digits over the text of the modules that the kernel is made of and the
+        variants that the target is meant to run."""
         digest = hashlib.blake2b(digest_size=8)
         for name in (self.module, *self.sources):
             digest.update(_source_of(importlib.import_module(name)).encode())
+        for variant in self.variants(target):
+            digest.update(json.dumps(_plain(variant), sort_keys=True).encode())
         return digest.hexdigest()
+
+
+def _plain(variant: KernelVariant) -> dict[str, Any]:
+    return asdict(variant) | {"divisible": sorted(variant.divisible)}
 
 
 def _source_of(module: ModuleType) -> str:
