@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +65,4 @@ def paged(lengths: list[int], queries: list[int], size: int) -> tuple[int, Atten
 
 
 def changed(request: Any, **changes: Any) -> Any:
-    import dataclasses
-
     return dataclasses.replace(request, **changes)
