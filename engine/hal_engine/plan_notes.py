@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
+from hal.plan import OpSite
 from hal_engine.config import ModelConfig
 from hal_engine.preset_files import preset_of
 
@@ -41,3 +46,57 @@ def _sharing_notes(config: ModelConfig, world_size: int) -> list[str]:
     if config.engram is not None:
         notes.append("Engram tables are cut by hash head, in device memory")
     return notes
+
+
+def call_notes(sites: Sequence[OpSite]) -> list[str]:
+    """Faster forms of a model's calls that no op of the catalogue has, so that no candidate for
+    them can be among the losers."""
+    notes = [_fused_all_reduce(sites), _short_prompts(sites), _whole_context_scores(sites)]
+    return [note for note in notes if note]
+
+
+def _fused_all_reduce(sites: Sequence[OpSite]) -> str:
+    kinds: list[tuple[str, Any]] = [(site.request.label, site.request) for site in sites]
+    reduces = any(label == "collective.all_reduce" and r.transport != "host" for label, r in kinds)
+    if not reduces or not any(label == "norm.rms" and r.has_residual for label, r in kinds):
+        return ""
+    return (
+        "an all-reduce and the residual norm behind it are two calls: one that does both (some "
+        "libraries have it for sm_90 and sm_100) is not planned on any device"
+    )
+
+
+def _short_prompts(sites: Sequence[OpSite]) -> str:
+    """Where the lists of a short prompt hold all its keys, dense attention is the same model."""
+    lists: list[Any] = [
+        site.request
+        for site in sites
+        if site.request.op in ("mla_attention", "compressed_attention")
+    ]
+    tokens = [r.top_k * getattr(r, "compress_ratio", 1) for r in lists if r.top_k]
+    if not tokens:
+        return ""
+    return (
+        f"prompts of at most {min(tokens):,} tokens go through the indexer as well, although its "
+        "lists hold all their keys: dense attention for them is not planned on any device"
+    )
+
+
+def _whole_context_scores(sites: Sequence[OpSite]) -> str:
+    found = {
+        site.request.candidate_blocks: site
+        for site in sites
+        if isinstance(site.request, IndexTopKRequest)
+        and site.request.candidate_blocks
+        and not site.request.publishes_candidates
+    }
+    if not found:
+        return ""
+    blocks, site = max(found.items())
+    entries = blocks * CANDIDATE_BLOCK_ENTRIES
+    layers = ", ".join(str(layer) for layer in site.layers)
+    return (
+        f"the indexers of layers {layers} score the whole context, though they choose among "
+        f"{entries:,} entries: in longer contexts the rest of the scores is lost work; scoring "
+        "the candidates alone is not planned on any device"
+    )

@@ -71,7 +71,9 @@ class KernelCandidate:
     weight_layout: candidates of one name pack a weight alike; ranges of a plan that differ in it
     hold the weight twice. work: what it does for one call at a number of tokens where that is not
     what the op needs on the unit of the request's dtype; None where it is. requires_software: what
-    must be installed, as requirement strings ("flash-attn>=2.7"), for people to read.
+    must be installed, as requirement strings ("flash-attn>=2.7"), for people to read. untuned: what
+    its configuration rests on where nobody measured one on this device, "" where there is nothing
+    to configure or it was measured; a plan says so of each that it chooses.
     """
 
     name: str
@@ -84,6 +86,7 @@ class KernelCandidate:
     semantic_notes: Callable[[Any], Sequence[SemanticNote]] = _nothing_to_note
     work: Callable[[Any, int], Work | None] = _no_own_work
     requires_software: tuple[str, ...] = ()
+    untuned: str = ""
     leaf: tuple[Leaf, ...] = ()
     weight_layout: str = ""
     is_graph_safe: bool = False

@@ -216,7 +216,7 @@ def create_plan(
         settings=settings,
         kv_bytes_per_token=kv_bytes_per_token,
         ops=ops,
-        notes=[*notes, *_copy_notes(ops), *_unverified_notes(inputs)],
+        notes=[*notes, *_copy_notes(ops), *_untuned_notes(ops), *_unverified_notes(inputs)],
         versions=versions or {},
         policy={
             "forced_features": inputs.policy.forced_features,
@@ -228,6 +228,18 @@ def create_plan(
         memory=memory_need(inputs.sites, inputs.device, world_size, kv_bytes_per_token, kv_copies),
         violations=planned.violations,
     )
+
+
+def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Chosen implementations that run with a configuration nobody measured on the device."""
+    names: dict[str, set[str]] = {}
+    for op in ops:
+        if op.choice.untuned:
+            names.setdefault(op.choice.untuned, set()).add(op.choice.name)
+    return [
+        f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
+        for text, chosen in names.items()
+    ]
 
 
 def _unverified_notes(inputs: PlanInputs) -> list[str]:

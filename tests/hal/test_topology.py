@@ -311,19 +311,29 @@ def test_link_of_a_group_is_that_of_its_worst_pair() -> None:
 
 def test_link_of_a_group_with_a_fabric() -> None:
     builder = HostBuilder("linked in pairs")
-    cards = builder.devices(4, "10de:2330", driver="nvidia")
+    cards = builder.devices(4, "10de:2330", link="4.0 x16", driver="nvidia")
     peers = [cards[1], cards[0], cards[3], cards[2]]
     specs = [
-        spec(card, fabric="nvlink", fabric_peers=peer, p2p="verified", fabric_bytes_per_s=9)
+        spec(card, fabric="nvlink", fabric_peers=peer, p2p="verified", fabric_bytes_per_s=9e11)
         for card, peer in zip(cards, peers, strict=True)
     ]
     topology = detect_topology(builder.build(), specs)
     promised = group_link_of(specs[0], 4)
     assert promised.is_full_mesh
     pair = link_on_host(promised, topology, cards[:2])
-    assert (pair.kind, pair.is_full_mesh, pair.bandwidth_bytes_per_s) == ("nvlink", True, 9)
+    assert (pair.kind, pair.is_full_mesh, pair.bandwidth_bytes_per_s) == ("nvlink", True, 9e11)
     four = link_on_host(promised, topology, cards)
     assert (four.kind, four.is_full_mesh, four.p2p) == ("nvlink", False, "verified")
+    # Two islands: what goes from one to the other crosses PCIe. A chain of links does not.
+    assert four.bandwidth_bytes_per_s is not None
+    assert four.bandwidth_bytes_per_s < 4e10
+    chain = [cards[1], f"{cards[0]} {cards[2]}", f"{cards[1]} {cards[3]}", cards[2]]
+    specs = [
+        spec(card, fabric="nvlink", fabric_peers=peer, p2p="verified", fabric_bytes_per_s=9e11)
+        for card, peer in zip(cards, chain, strict=True)
+    ]
+    linked = link_on_host(promised, detect_topology(builder.build(), specs), cards)
+    assert (linked.is_full_mesh, linked.bandwidth_bytes_per_s) == (False, 9e11)
     apart = link_on_host(promised, topology, [cards[0], cards[2]])
     assert apart.kind == "pcie"
 

@@ -69,7 +69,7 @@ def _library_offers(device: DeviceSpec) -> tuple[Offer, Offer]:
             implementation=f"{name}_through_host",
             tier=Tier.PORTABLE,
             summary=f"{shown} through the host's memory: each byte crosses PCIe twice",
-            check=lambda r: gather(common(r), scope("transport", r.transport, ("pcie", "host"))),
+            check=lambda r: gather(common(r), _host_path(r)),
             load=load_process_group,
             leaf=leaf,
             work=_staged_work,
@@ -93,12 +93,13 @@ def _process_group(device: DeviceSpec) -> list[Reason]:
 
 
 def peer_path(r: CollectiveRequest, library: str) -> list[Reason]:
-    """What keeps the library from the direct path between the devices."""
+    """What keeps the library from the direct path between the devices.
+
+    A fabric that links some pairs only (bridges) is no better than what the other pairs have.
+    """
     if r.transport == "host":
         return scope("transport", r.transport, ("pcie", "a fabric"))
-    if r.transport != "pcie":
-        return []
-    if r.world_size <= 2:
+    if r.world_size <= 2 or not _crosses_pcie(r):
         return []
     if r.p2p != "verified":
         return [verified_peer_access(r, f"{library} without staging in the host's memory")]
@@ -115,12 +116,24 @@ def peer_path(r: CollectiveRequest, library: str) -> list[Reason]:
     ]
 
 
+def _crosses_pcie(r: CollectiveRequest) -> bool:
+    return r.transport == "pcie" or not r.is_full_mesh
+
+
+def _host_path(r: CollectiveRequest) -> list[Reason]:
+    """Only what crosses PCIe can be staged in the host's memory."""
+    if r.transport == "host" or _crosses_pcie(r):
+        return []
+    return scope("transport", r.transport, ("pcie", "host", "a fabric between some pairs only"))
+
+
 def verified_peer_access(r: CollectiveRequest, what_for: str) -> Reason:
     """Peer access is a fact that was tested on this host by writing and comparing, or it is not."""
     claimed = r.p2p == "claimed"
     return Reason(
         what="peer access (P2P)",
-        required=f"verified on this host, for {what_for}",
+        required=f"verified on this host, for {what_for}"
+        + ("" if r.transport == "pcie" else f", since {r.transport} does not link every pair"),
         found="claimed, not verified: capability bits are known to be wrong" if claimed else "none",
         kind=ReasonKind.UNVERIFIED if claimed else ReasonKind.HARDWARE,
     )

@@ -38,6 +38,7 @@ class Offer:
     notes: Callable[[Any], Sequence[SemanticNote]] | None = None
     work: Callable[[Any, int], Work | None] | None = None
     requires: tuple[str, ...] = ()
+    untuned: str = ""
     is_graph_safe: bool = False
 
     def on(self, device: DeviceSpec) -> KernelCandidate:
@@ -51,6 +52,7 @@ class Offer:
             semantic_notes=self.notes or _nothing,
             work=self.work or _as_the_op_needs,
             requires_software=self.requires,
+            untuned=self.untuned,
             leaf=self.leaf,
             weight_layout=f"{device.backend}.{self.op}.{self.implementation}",
             is_graph_safe=self.is_graph_safe,

@@ -24,6 +24,7 @@ from hal_backends.gpu.formats import matrix_feature, multiplies_quantised, wide_
 from hal_backends.gpu.limits import any_feature, feature, gather, missing_kernel, scope
 from hal_backends.gpu.offers import Offer, on_device, work_of
 from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED
+from hal_kernels.aot.measured import untuned
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
@@ -177,6 +178,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         load=_load(op, device),
         leaf=_leaf(op),
         requires=("triton",),
+        untuned=untuned(FOLDERS[op], device.arch),
         is_graph_safe=True,
     )
 
@@ -206,6 +208,7 @@ def _native(op: str, device: DeviceSpec) -> Offer:
         load=_load(op, device),
         leaf=_leaf(op, device),
         requires=("triton",),
+        untuned=untuned(FOLDERS[op], device.arch),
         is_graph_safe=True,
     )
 
@@ -231,6 +234,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         leaf=_leaf(op, device),
         work=work,
         requires=("triton",),
+        untuned=untuned(FOLDERS[op], device.arch),
         is_graph_safe=True,
     )
 
@@ -259,5 +263,6 @@ def _weight_only(op: str, device: DeviceSpec) -> Offer:
         notes=lambda r: (ACTIVATIONS_NOT_ROUNDED,),
         work=work,
         requires=("triton",),
+        untuned=untuned(FOLDERS[op], device.arch),
         is_graph_safe=True,
     )

@@ -19,7 +19,8 @@ def link_on_host(link: GroupLink, topology: Topology, device_ids: Collection[str
 
     The farthest pair counts for the distance, the weakest for peer access. A fabric that links no
     pair is none; one that links some is no full mesh. Over PCIe, no pair is faster than its weakest
-    link, unless the bandwidth was measured. Unchanged if a device is not in the topology.
+    link, unless the bandwidth was measured; the same holds for a fabric whose islands only PCIe
+    connects. Unchanged if a device is not in the topology.
     """
     numbers = {item.number for item in topology.accelerators if item.device_id in set(device_ids)}
     if len(numbers) < max(2, len(set(device_ids))):
@@ -36,7 +37,23 @@ def link_on_host(link: GroupLink, topology: Topology, device_ids: Collection[str
         is_full_mesh=(has_fabric and all(pair.fabric for pair in pairs)) or len(numbers) == 2,
         distance=_farthest(pairs),
     )
-    return changed if has_fabric else _bounded(changed, pairs)
+    return changed if _is_connected(numbers, pairs) else _bounded(changed, pairs)
+
+
+def _is_connected(numbers: Collection[int], pairs: Iterable[DevicePair]) -> bool:
+    """Whether the fabric alone reaches every device from every other one."""
+    neighbours: dict[int, set[int]] = {number: set() for number in numbers}
+    for pair in pairs:
+        if pair.fabric:
+            neighbours[pair.first].add(pair.second)
+            neighbours[pair.second].add(pair.first)
+    reached: set[int] = set()
+    ahead = list(neighbours)[:1]
+    while ahead:
+        number = ahead.pop()
+        ahead += neighbours[number] - reached
+        reached.add(number)
+    return reached == set(neighbours)
 
 
 def _farthest(pairs: Iterable[DevicePair]) -> str:
