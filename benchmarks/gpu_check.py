@@ -5,7 +5,7 @@
 
 Each case compares our kernel with a float64 result on the same device and, where torch has the same
 op, gives the ratio of the times (torch / ours: above 1 ours is faster), the two taking turns. Needs
-torch and triton only (no installation: it finds the packages of this checkout) and ends by itself.
+torch, triton and pluggy, no installation (it finds the packages of this checkout), ends by itself.
 """
 
 from __future__ import annotations
