@@ -37,6 +37,15 @@ def test_bytes_of_rows_and_pages() -> None:
         assert block * 584 <= page < block * 584 + 576
 
 
+def test_bytes_of_a_token_of_whole_models() -> None:
+    """The published sums: DeepSeek-V3.2, V4-Flash with either index, V4.1-Flash."""
+    v4, index = ROW_BYTES["v4_584"], ROW_BYTES["fp8_132"]
+    assert 61 * (KV_FORMATS["fp8_656"].row_bytes(576) + index) == 48_068
+    assert round(21 * (v4 + index) / 4 + 20 * v4 / 128) == 3_850
+    assert round(21 * (v4 + ROW_BYTES["fp4_68"]) / 4 + 20 * v4 / 128) == 3_514
+    assert 2.5 * (ROW_BYTES["fp4_288"] + ROW_BYTES["fp4_68"]) == 890
+
+
 def test_a_row_of_fp8_656_byte_by_byte() -> None:
     row = torch.zeros(1, 576)
     row[0, 0:128] = 448.0  # scale 1, code 0x7e
