@@ -11,12 +11,14 @@ from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook, load_waivers
 from hal_engine.api import OpCallCount, Tokenizer
+from hal_engine.batch import ModelRunner
 from hal_engine.building import Progress, build_runner
 from hal_engine.compute_thread import ComputeThread
 from hal_engine.engine_loop import Engine
 from hal_engine.model_source import resolve_model
 from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
+from hal_engine.rehearsal import rehearse
 from hal_engine.scheduler import SchedulerConfig
 from hal_engine.tensor_parallel import WorkerOrder
 from hal_engine.tokenizer import load_tokenizer
@@ -66,9 +68,25 @@ def start_engine(
         waivers=str(waivers),
         disabled_plugins=disabled_plugins,
     )
+    scheduling = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_waiting=options.max_waiting,
+        prefix_reuse=options.prefix_reuse,
+    )
     thread = ComputeThread()
+
+    def build() -> tuple[ModelRunner, BoundOps]:
+        runner, ops = build_runner(planned, registry, order, progress)
+        try:
+            rehearse(runner, tokenizer, scheduling)
+        except BaseException:
+            runner.close()
+            raise
+        return runner, ops
+
     try:
-        runner, ops = thread.call(lambda: build_runner(planned, registry, order, progress))
+        runner, ops = thread.call(build)
     except BaseException:
         thread.end()
         raise
@@ -76,12 +94,7 @@ def start_engine(
         model_id(planned),
         runner,
         tokenizer,
-        SchedulerConfig(
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_waiting=options.max_waiting,
-            prefix_reuse=options.prefix_reuse,
-        ),
+        scheduling,
         plan_json=planned.plan.to_dict(),
         degraded_reasons=planned.plan.waivers_in_use(),
         op_calls=lambda: op_call_counts(ops),
