@@ -150,6 +150,10 @@ def load_process_group() -> Bind:
     import torch
     import torch.distributed as dist
 
+    # torch 2.13 renamed both and warns of the old names; vendors' builds are of older versions.
+    gather_blocks = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    reduce_blocks = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
     def bind(request: CollectiveRequest, *, group: CollectiveGroup) -> Kernel:
         handle, world = group.process_group, group.world_size
 
@@ -159,13 +163,13 @@ def load_process_group() -> Bind:
 
         def all_gather(x: torch.Tensor) -> torch.Tensor:
             parts = x.new_empty((world * x.shape[0], *x.shape[1:]))
-            dist.all_gather_into_tensor(parts, x.contiguous(), group=handle)
+            gather_blocks(parts, x.contiguous(), group=handle)
             return torch.cat(parts.chunk(world), dim=-1)
 
         def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
             parts = torch.cat(x.chunk(world, dim=-1))
             out = x.new_empty((x.shape[0], x.shape[1] // world))
-            dist.reduce_scatter_tensor(out, parts, group=handle)
+            reduce_blocks(out, parts, group=handle)
             return out
 
         def all_to_all(x: torch.Tensor) -> torch.Tensor:
