@@ -1,0 +1,1 @@
+"""Scores of the sparse-attention indexer."""

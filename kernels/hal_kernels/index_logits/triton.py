@@ -1,0 +1,74 @@
+"""Binds the Triton indexer scores to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.attention import AttentionMetadata
+from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.kv_formats import KV_FORMATS
+from hal_kernels.gemm.triton import target_of
+from hal_kernels.index_logits.triton_kernels import _index_logits_kernel
+from hal_kernels.index_logits.triton_variants import KEY_FORMATS, tiles, unit_of
+
+IndexLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
+
+
+def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> IndexLogits:
+    """kernel(q[T, H*D], weights[T, H], key_cache, meta) -> float32 [T, max_seq_len // ratio].
+
+    Rows of q that belong to no sequence keep whatever was in the memory of the result.
+    """
+    is_fp8 = request.dtype == "float8_e4m3fn"
+    target = target_of(device)
+    constants = {
+        "HEADS": request.num_heads,
+        "HEAD_DIM": request.head_dim,
+        "BLOCK_H": max(16, triton.next_power_of_2(request.num_heads)),
+        "BLOCK_D": max(32, triton.next_power_of_2(request.head_dim)),
+        "PAGE": request.block_size,
+        "RATIO": request.compress_ratio,
+        "KEY_FORMAT": KEY_FORMATS[request.key_format],
+        "Q_IS_FP8": is_fp8,
+        "UNIT": unit_of(target) if is_fp8 else "bf16",
+        **tiles(target, is_decode=request.phase == "decode"),
+    }
+
+    def kernel(
+        q: torch.Tensor, weights: torch.Tensor, key_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        width = meta.max_seq_len // request.compress_ratio
+        out = torch.empty((q.shape[0], width), dtype=torch.float32, device=q.device)
+        grid = (
+            -(-width // constants["BLOCK_N"]),
+            -(-meta.max_query_len // constants["BLOCK_Q"]),
+            meta.seq_lens.shape[0],
+        )
+        if q.shape[0] and min(grid):
+            keys, scales, places = _layout(request, key_cache)
+            _index_logits_kernel[grid](
+                q.view(torch.uint8) if is_fp8 else q, weights, keys, scales, out,
+                meta.query_start_loc, meta.seq_lens, meta.block_table,
+                scale, width, q.stride(0), weights.stride(0), out.stride(0),
+                meta.block_table.stride(0), *places, **constants,
+            )  # fmt: skip
+        return out
+
+    return kernel
+
+
+def _layout(
+    request: IndexLogitsRequest, cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int, int, int]]:
+    """Keys, scales, and strides of pages and rows, of pages of scales, and where scales begin."""
+    if request.key_format == "bf16":
+        return cache, cache, (cache.stride(0), cache.stride(1), 0, 0)
+    form = KV_FORMATS[request.key_format]
+    start = request.block_size * form.data_bytes
+    scales = cache.view(torch.float32) if form.scale == "float32" else cache
+    start //= scales.element_size()
+    return cache, scales, (cache.stride(0), form.data_bytes, scales.stride(0), start)

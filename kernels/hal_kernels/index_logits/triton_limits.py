@@ -1,0 +1,52 @@
+"""Which indexer scores the Triton kernel computes. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.index_logits import IndexLogitsRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+
+_KERNEL = "index_logits.paged"
+_MOST_HEADS = 64  # what the stored machine code keeps in registers
+_MOST_DIM = 128
+
+
+def not_supported_reasons(
+    request: IndexLogitsRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if the kernel serves and its machine code is of an allowed tier."""
+    is_fp8 = request.dtype == "float8_e4m3fn"
+    if not is_fp8 and request.dtype != "bfloat16":
+        required = "bfloat16 or float8_e4m3fn"
+        return [not_written(_KERNEL, "dtype", required, request.dtype)]
+    if is_fp8 and request.key_format != "fp8_132":
+        return [not_written(_KERNEL, "keys of an FP8 query", "fp8_132", request.key_format)]
+    for what, found, most in (
+        ("num_heads", request.num_heads, _MOST_HEADS),
+        ("head_dim", request.head_dim, _MOST_DIM),
+    ):
+        if found > most:
+            return [
+                Reason(
+                    what=what,
+                    required=f"at most {most}",
+                    found=str(found),
+                    kind=ReasonKind.ARGUMENT,
+                )
+            ]
+    fp8 = "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
+    phase = "decode" if request.phase == "decode" else "prefill"
+    return evidence_reasons(
+        _KERNEL,
+        device,
+        dtype=fp8 if is_fp8 else "bfloat16",
+        config=f"{request.key_format}-{phase}",
+        allowed=allowed,
+    )

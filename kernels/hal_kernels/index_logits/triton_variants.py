@@ -1,0 +1,96 @@
+"""The specialisations of the Triton indexer scores that targets are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+# As `hal_kernels.kv_write.packed_rows` numbers them.
+KEY_FORMATS: Mapping[str, int] = MappingProxyType({"bf16": 0, "fp8_132": 1, "fp4_68": 2})
+_WITHOUT_FP8 = frozenset({"sm_80", "sm_86", "gfx90a", "gfx1100"})
+
+
+def unit_of(target: Target) -> str:
+    """The unit for a query in e4m3fn: the FP8 one of the architecture, or 16 bits."""
+    if target.arch in _WITHOUT_FP8:
+        return "bf16"
+    return "fnuz" if target.fp8_dtype == "fp8_e4m3fnuz" else "fn"
+
+
+def tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
+    """Tile sizes and launch options. A tile of queries shares what is read of the keys."""
+    is_rdna = target.backend == "hip" and target.warp_size == 32
+    spills = is_decode and target.arch == "sm_89"  # two registers, with 128 rows
+    return {
+        "BLOCK_N": 64 if is_rdna or spills else 128,
+        "BLOCK_Q": 1 if is_decode else 16,
+        "num_warps": 4,
+        "num_stages": 1 if target.backend == "hip" else 2,
+    }
+
+
+def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) -> KernelVariant:
+    options: dict[str, Any] = tiles(target, is_decode=is_decode)
+    warps, stages = options.pop("num_warps"), options.pop("num_stages")
+    cache = "bfloat16" if key_format == "bf16" else "uint8"
+    scales = {"bf16": "bfloat16", "fp8_132": "float32", "fp4_68": "uint8"}[key_format]
+    strides = (
+        "width", "stride_q", "stride_weights", "stride_out", "stride_table", "stride_page",
+        "stride_row", "stride_scale_page", "scale_start",
+    )  # fmt: skip
+    return KernelVariant(
+        dtype=target.fp8_dtype if is_fp8 else "bfloat16",
+        config=f"{key_format}-{'decode' if is_decode else 'prefill'}",
+        pointers={
+            "q_TD_ptr": "uint8" if is_fp8 else "bfloat16",
+            "weights_TH_ptr": "float32",
+            "keys_ptr": cache,
+            "scales_ptr": scales,
+            "out_TE_ptr": "float32",
+            "starts_B_ptr": "int32",
+            "lengths_B_ptr": "int32",
+            "table_BW_ptr": "int32",
+        },
+        scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
+        divisible=frozenset({"stride_q", "stride_page", "stride_row", "stride_scale_page"}),
+        constants={
+            "HEADS": 64,
+            "HEAD_DIM": 128,
+            "BLOCK_H": 64,
+            "BLOCK_D": 128,
+            "PAGE": 64,
+            "RATIO": 1,
+            "KEY_FORMAT": KEY_FORMATS[key_format],
+            "Q_IS_FP8": is_fp8,
+            "UNIT": unit_of(target) if is_fp8 else "bf16",
+            **options,
+        },
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _variants(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(target, key_format, is_fp8=is_fp8, is_decode=is_decode)
+        for key_format, is_fp8 in (
+            ("bf16", False),
+            ("fp8_132", False),
+            ("fp8_132", True),
+            ("fp4_68", False),
+        )
+        for is_decode in (True, False)
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="index_logits.paged", op="index_logits",
+        module="hal_kernels.index_logits.triton_kernels", function="_index_logits_kernel",
+        variants=_variants, uses_matrix_unit=True, sources=("hal_kernels.kv_write.packed_rows",),
+    ),
+)  # fmt: skip

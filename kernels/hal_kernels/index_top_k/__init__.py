@@ -1,0 +1,1 @@
+"""Index lists of the largest indexer scores."""

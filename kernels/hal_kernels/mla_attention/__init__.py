@@ -1,0 +1,1 @@
+"""Latent attention over paged rows that all heads share."""

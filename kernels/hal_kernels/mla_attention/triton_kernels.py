@@ -1,0 +1,115 @@
+"""Latent attention in absorbed form over paged rows in Triton, dense or by index lists.
+
+Suffixes of tensor names: T query rows, D heads of [latent | rope] side by side, B sequences, W
+columns of the block table, K entries of a list, S splits, L latent width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hal_kernels.kv_write.packed_rows import decode_e4m3, pages_of
+from hal_kernels.mla_attention.shared_rows import held_or_loaded, softmax_step, store_heads
+
+
+@triton.jit
+def _latent_tile(
+    rows_ptr, scales_ptr, page, row, inside, stride_page, stride_row,
+    stride_scale_page, stride_scale_row, scale_start,
+    RANK: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, IS_PACKED: tl.constexpr,
+):  # fmt: skip
+    """Latent parts [BLOCK_N, BLOCK_L] of these rows, in bfloat16 where they are packed."""
+    offs_l = tl.arange(0, BLOCK_L)
+    held = inside[:, None] & (offs_l < RANK)[None, :]
+    ptrs = rows_ptr + (page * stride_page + row * stride_row)[:, None] + offs_l[None, :]
+    if IS_PACKED:
+        values = decode_e4m3(tl.load(ptrs, mask=held, other=0))
+        at = page * stride_scale_page + row * stride_scale_row + scale_start
+        groups = scales_ptr + at[:, None] + tl.arange(0, BLOCK_L // 128)[None, :]
+        scales = tl.load(groups, mask=inside[:, None], other=1.0)
+        wide = values.reshape(BLOCK_N, BLOCK_L // 128, 128) * scales[:, :, None]
+        latent = wide.to(tl.bfloat16).reshape(BLOCK_N, BLOCK_L)
+    else:
+        latent = tl.load(ptrs, mask=held, other=0.0)
+    return latent
+
+
+@triton.jit
+def _mla_attention_kernel(
+    q_TD_ptr, rows_ptr, scales_ptr, tails_ptr, indices_TK_ptr,
+    out_ptr, peak_THS_ptr, total_THS_ptr, starts_B_ptr, lengths_B_ptr, table_BW_ptr,
+    scale, num_splits, stride_q, stride_indices, stride_table, stride_page, stride_row,
+    stride_scale_page, stride_scale_row, scale_start,
+    stride_tail_page, stride_tail_row, tail_start,
+    HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, TOP_K: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_PACKED: tl.constexpr,
+    IS_WHOLE: tl.constexpr, RELOADS_Q: tl.constexpr,
+):  # fmt: skip
+    """Program (query of a sequence and split of SPLIT keys, block of heads, sequence).
+
+    Splits are of a fixed size, so that a query's result does not depend on the rest of the batch.
+    IS_WHOLE: one program sees all keys of a query and writes out[T, HEADS * RANK]; otherwise
+    out_ptr is part[T, H, S, L]. TOP_K 0: all positions are keys. Offsets of scales and tails are
+    in elements of their pointers.
+    """
+    query = tl.program_id(0) // num_splits
+    split = tl.program_id(0) % num_splits
+    sequence = tl.program_id(2)
+    start = tl.load(starts_B_ptr + sequence)
+    queries = tl.load(starts_B_ptr + sequence + 1) - start
+    if query >= queries:
+        return
+    length = tl.load(lengths_B_ptr + sequence)
+    seen = length
+    if IS_CAUSAL:
+        seen = length - queries + query + 1
+    first, end = 0, seen
+    if TOP_K > 0:
+        end = TOP_K
+    if not IS_WHOLE:
+        first, end = split * SPLIT, tl.minimum(end, (split + 1) * SPLIT)
+    token = (start + query).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads = head < HEADS
+    offs_l, offs_r = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_R)
+    q_ptrs = q_TD_ptr + token * stride_q + head[:, None] * (RANK + ROPE)
+    held = heads[:, None] & (offs_l < RANK)[None, :]
+    q = tl.load(q_ptrs + offs_l[None, :], mask=held, other=0.0)
+    if ROPE > 0:
+        rotary = heads[:, None] & (offs_r < ROPE)[None, :]
+        q_rope = tl.load(q_ptrs + RANK + offs_r[None, :], mask=rotary, other=0.0)
+    table = table_BW_ptr + sequence.to(tl.int64) * stride_table
+    acc = tl.zeros((BLOCK_H, BLOCK_L), dtype=tl.float32)
+    peak = tl.full((BLOCK_H,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
+    for key in range(first, end, BLOCK_N):
+        positions = key + tl.arange(0, BLOCK_N)
+        visible = positions < end
+        if TOP_K > 0:
+            listed = indices_TK_ptr + token * stride_indices + positions
+            positions = tl.load(listed, mask=visible, other=-1)
+            visible = (positions >= 0) & (positions < seen)
+            positions = tl.where(visible, positions, 0)
+        page, row = pages_of(table, positions, visible, PAGE), positions % PAGE
+        latent = _latent_tile(
+            rows_ptr, scales_ptr, page, row, visible, stride_page, stride_row,
+            stride_scale_page, stride_scale_row, scale_start, RANK, BLOCK_L, BLOCK_N, IS_PACKED,
+        )  # fmt: skip
+        q_now = held_or_loaded(q, q_ptrs + offs_l[None, :], held, RELOADS_Q)
+        scores = tl.dot(q_now, tl.trans(latent))
+        if ROPE > 0:
+            at = page * stride_tail_page + row * stride_tail_row + tail_start
+            tails = tails_ptr + at[:, None] + offs_r[None, :]
+            in_tail = visible[:, None] & (offs_r < ROPE)[None, :]
+            scores = tl.dot(q_rope, tl.trans(tl.load(tails, mask=in_tail, other=0.0)), scores)
+        weights, decay, peak, total = softmax_step(scores * scale, visible, peak, total)
+        acc = tl.dot(weights.to(latent.dtype), latent, acc * decay[:, None])
+    at_head = token * HEADS + head
+    if not IS_WHOLE:
+        at_head = at_head * num_splits + split
+    store_heads(
+        out_ptr, peak_THS_ptr, total_THS_ptr, acc, peak, total, at_head, heads, offs_l,
+        RANK, IS_WHOLE,
+    )  # fmt: skip

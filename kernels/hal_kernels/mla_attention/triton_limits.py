@@ -1,0 +1,44 @@
+"""Which latent attention the Triton kernel computes. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.mla_attention import MlaAttentionRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+
+_KERNEL = "mla_attention.paged"
+_WIDEST = 512, 64  # latent and rotary values of a row: what the stored machine code holds
+
+
+def not_supported_reasons(
+    request: MlaAttentionRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if the kernel serves and its machine code is of an allowed tier."""
+    if request.dtype != "bfloat16":
+        return [not_written(_KERNEL, "dtype", "bfloat16", request.dtype)]
+    widths = request.kv_lora_rank, request.rope_dim
+    if widths[0] > _WIDEST[0] or widths[1] > _WIDEST[1]:
+        return [
+            Reason(
+                what="row of the latent cache",
+                required=f"at most {_WIDEST[0]} latent and {_WIDEST[1]} rotary values",
+                found=f"{widths[0]} and {widths[1]}",
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    phase = "decode" if request.phase == "decode" else "prefill"
+    form = "sparse" if request.top_k else "dense"
+    return evidence_reasons(
+        _KERNEL,
+        device,
+        dtype="bfloat16",
+        config=f"{request.kv_format}-{form}-{phase}",
+        allowed=allowed,
+    )

@@ -1,0 +1,128 @@
+"""The specialisations of the Triton latent attention that targets are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+_MODULE = "hal_kernels.mla_attention.triton_kernels"
+SHARED_ROWS = "hal_kernels.mla_attention.shared_rows"
+PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
+SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
+
+
+def tiles(target: Target, kv_format: str) -> dict[str, Any]:
+    """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
+    that are unpacked pass through them too."""
+    if target.backend == "hip":
+        is_cdna = target.warp_size == 64
+        return {
+            "BLOCK_H": 16,
+            "BLOCK_N": 32 if is_cdna and kv_format == "bf16" else 16,
+            "RELOADS_Q": not is_cdna,
+            "num_warps": 4 if is_cdna else 8,
+            "num_stages": 1,
+        }
+    is_packed = kv_format != "bf16"
+    return {
+        "BLOCK_H": 16,
+        "BLOCK_N": 16 if is_packed else 32,
+        "RELOADS_Q": False,
+        "num_warps": 8 if is_packed else 4,
+        "num_stages": 2,
+    }
+
+
+def _variant(target: Target, kv_format: str, phase: str, *, top_k: int) -> KernelVariant:
+    options = tiles(target, kv_format)
+    warps, stages = options.pop("num_warps"), options.pop("num_stages")
+    is_packed, is_whole = kv_format == "fp8_656", phase == "prefill"
+    integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr", "indices_TK_ptr")
+    strides = (
+        "num_splits", "stride_q", "stride_indices", "stride_table", "stride_page", "stride_row",
+        "stride_scale_page", "stride_scale_row", "scale_start", "stride_tail_page",
+        "stride_tail_row", "tail_start",
+    )  # fmt: skip
+    divisible = {"stride_q", "stride_indices", "stride_page", "stride_row", "scale_start"}
+    if is_packed:  # a row of 656 bytes has its scales at 128 floats, its tail at 264 values
+        divisible |= {"stride_scale_page", "stride_tail_page"}
+    else:
+        divisible |= {"stride_tail_page", "stride_tail_row", "tail_start"}
+    return KernelVariant(
+        dtype="bfloat16",
+        config=f"{kv_format}-{'sparse' if top_k else 'dense'}-{phase}",
+        pointers={
+            "q_TD_ptr": "bfloat16",
+            "rows_ptr": "uint8" if is_packed else "bfloat16",
+            "scales_ptr": "float32" if is_packed else "bfloat16",
+            "tails_ptr": "bfloat16",
+            "out_ptr": "bfloat16" if is_whole else "float32",
+            "peak_THS_ptr": "float32",
+            "total_THS_ptr": "float32",
+            **dict.fromkeys(integers, "int32"),
+        },
+        scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
+        divisible=frozenset(divisible),
+        constants={
+            "HEADS": 128,
+            "RANK": 512,
+            "ROPE": 64,
+            "TOP_K": top_k,
+            "BLOCK_L": 512,
+            "BLOCK_R": 64,
+            "SPLIT": SPLIT_KEYS,
+            "PAGE": 64,
+            "IS_CAUSAL": True,
+            "IS_PACKED": is_packed,
+            "IS_WHOLE": is_whole,
+            **options,
+        },
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _variants(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(target, kv_format, phase, top_k=top_k)
+        for kv_format in ("bf16", "fp8_656")
+        for phase, top_k in (("decode", 2048), ("decode", 0), ("prefill", 2048), ("prefill", 0))
+    )
+
+
+def merge_variant(config: str, *, width: int, has_sinks: bool) -> KernelVariant:
+    """The merge of splits of so many values a head."""
+    return KernelVariant(
+        dtype="",
+        config=config,
+        pointers={
+            "part_THSL_ptr": "float32",
+            "peak_THS_ptr": "float32",
+            "total_THS_ptr": "float32",
+            "out_TD_ptr": "bfloat16",
+            "sinks_H_ptr": "bfloat16",
+        },
+        scalars=dict.fromkeys(("num_splits", "stride_out"), "i32"),
+        divisible=frozenset({"stride_out"}),
+        constants={"WIDTH": width, "BLOCK_L": width, "HAS_SINKS": has_sinks},
+    )
+
+
+def _merge(target: Target) -> Sequence[KernelVariant]:
+    return (merge_variant("l512", width=512, has_sinks=False),)
+
+
+KERNELS = (
+    TritonKernel(
+        name="mla_attention.paged", op="mla_attention", module=_MODULE,
+        function="_mla_attention_kernel", variants=_variants, uses_matrix_unit=True,
+        sources=(SHARED_ROWS, PACKED_ROWS),
+    ),
+    TritonKernel(
+        name="mla_attention.merge", op="mla_attention", module=SHARED_ROWS,
+        function="_merge_splits_kernel", variants=_merge, uses_matrix_unit=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Triton index lists in the interpreter: the very set that a stable sort chooses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hal_kernels.index_top_k.triton as triton_top_k
+from gpu_devices import gpu
+from hal.errors import BindingError
+from hal.ops.index_top_k import IndexTopKRequest, reference
+
+INF, NAN = float("inf"), float("nan")
+
+
+def check(request: IndexTopKRequest, logits: torch.Tensor, visible: list[int]) -> None:
+    seen = torch.tensor(visible, dtype=torch.int32)
+    found = triton_top_k.bind(request, gpu("sm_90"))(logits, seen)
+    exact = reference(request)(logits, seen)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+    # Padding is behind what was chosen, and pools are whole and in order.
+    chosen = found[:, : request.top_k]
+    counts = (chosen >= 0).sum(dim=1)
+    for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
+        assert row[:count] == sorted(row[:count])
+        assert set(row[count:]) <= {-1}
+
+
+@pytest.mark.parametrize("magnitude", [1e-40, 1.0, 1e38])
+def test_random_scores(magnitude: float) -> None:
+    request = IndexTopKRequest(phase="decode", top_k=64)
+    logits = torch.randn(5, 3000)[:, :2500] * magnitude
+    check(request, logits, [2500, 64, 63, 0, 1300])
+
+
+def test_equal_scores_and_those_that_are_none() -> None:
+    request = IndexTopKRequest(phase="decode", top_k=64)
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 2.0**-149, -(2.0**-149)])
+    logits = values[torch.randint(len(values), (6, 700))]
+    check(request, logits, [700, 650, 80, 10, 1, 0])
+    check(request, torch.zeros(2, 700), [700, 90])
+    check(request, torch.full((2, 700), -INF), [700, 90])
+    check(request, torch.full((1, 700), -0.0).where(torch.arange(700) % 3 > 0, 0.0), [700])
+
+
+def test_bits_that_differ_in_one_digit_only() -> None:
+    request = IndexTopKRequest(phase="decode", top_k=16)
+    for shift in (0, 8, 16):
+        bits = 0x3F800000 + (torch.randint(200, (4, 300), dtype=torch.int32) << shift)
+        logits = bits.to(torch.int32).view(torch.float32)
+        check(request, torch.cat((logits, -logits)), [300] * 8)
+
+
+def test_pools_with_the_open_one() -> None:
+    for size, top_k in ((16, 64), (3, 30)):
+        request = IndexTopKRequest(phase="decode", top_k=top_k, pool_size=size)
+        logits = torch.randn(6, 40)
+        check(request, logits, [40 * size, size * 20 + 1, size * 4, size - 1, 0, 5])
+
+
+def test_no_queries() -> None:
+    request = IndexTopKRequest(phase="decode", top_k=64)
+    kernel = triton_top_k.bind(request, gpu("sm_90"))
+    assert kernel(torch.empty(0, 9), torch.empty(0, dtype=torch.int32)).shape == (0, 64)
+
+
+def test_candidate_blocks_are_refused() -> None:
+    request = IndexTopKRequest(phase="decode", top_k=64, candidate_blocks=8)
+    with pytest.raises(BindingError, match="candidate blocks"):
+        triton_top_k.bind(request, gpu("sm_90"))
