@@ -10,12 +10,16 @@ from hal.suggestions import did_you_mean
 from hal_kernels.activation import triton_variants as activation
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
+from hal_kernels.compressed_attention import triton_variants as compressed_attention
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.index_logits import triton_variants as index_logits
+from hal_kernels.index_top_k import triton_variants as index_top_k
 from hal_kernels.kv_write import triton_variants as kv_write
+from hal_kernels.layer_norm import triton_variants as layer_norm
 from hal_kernels.mla_attention import triton_variants as mla_attention
+from hal_kernels.moe_dispatch import triton_variants as moe_dispatch
 from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
@@ -24,12 +28,16 @@ from hal_kernels.rope import triton_variants as rope
 _KERNELS: tuple[TritonKernel, ...] = (
     *activation.KERNELS,
     *attention.KERNELS,
+    *compressed_attention.KERNELS,
     *embedding.KERNELS,
     *gemm.KERNELS,
     *grouped_gemm.KERNELS,
     *index_logits.KERNELS,
+    *index_top_k.KERNELS,
     *kv_write.KERNELS,
+    *layer_norm.KERNELS,
     *mla_attention.KERNELS,
+    *moe_dispatch.KERNELS,
     *moe_router.KERNELS,
     *norm.KERNELS,
     *quantize.KERNELS,

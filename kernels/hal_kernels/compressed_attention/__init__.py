@@ -1,0 +1,1 @@
+"""Attention over a sliding window and compressed entries with sinks."""

@@ -1,0 +1,107 @@
+"""Binds the Triton attention over window and entries to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
+from hal.ops.kv_formats import KV_FORMATS
+from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
+from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
+from hal_kernels.gemm.triton import target_of
+from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
+
+_PACKED = "v4_584"
+
+
+def bind(
+    request: CompressedAttentionRequest,
+    device: DeviceSpec,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> Callable[..., torch.Tensor]:
+    """kernel(q[T, H*D], window_cache, main_cache, meta, indices[T, top_k]=None) -> out[T, H*D].
+
+    Rows of q that belong to no sequence keep whatever was in the memory of the result.
+    """
+    formats = {request.window_format, request.main_format}
+    options = tiles(target_of(device), is_packed=_PACKED in formats)
+    heads, dim = request.num_heads, request.head_dim
+    constants = {
+        "HEADS": heads,
+        "DIM": dim,
+        "TOP_K": request.top_k,
+        "WINDOW": request.window,
+        "RATIO": request.compress_ratio,
+        "BLOCK_L": max(16, triton.next_power_of_2(dim)),
+        "SPLIT": SPLIT_ENTRIES,
+        "PAGE": request.block_size,
+        "HAS_SINKS": sinks is not None,
+        # A prompt has programs enough, and parts of all its queries would fill the memory.
+        "IS_WHOLE": request.phase != "decode",
+        "WINDOW_IS_PACKED": request.window_format == _PACKED,
+        "MAIN_IS_PACKED": request.main_format == _PACKED,
+        **options,
+    }
+    merge = {"WIDTH": dim, "BLOCK_L": constants["BLOCK_L"], "HAS_SINKS": sinks is not None}
+
+    def kernel(
+        q: torch.Tensor,
+        window_cache: torch.Tensor,
+        main_cache: torch.Tensor | None,
+        meta: CompressedAttentionMetadata,
+        indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tokens, is_whole = q.shape[0], constants["IS_WHOLE"]
+        out = q.new_empty((tokens, heads * dim))
+        splits = 1 if is_whole else _splits(request, meta)
+        blocks = -(-heads // options["BLOCK_H"])
+        grid = (meta.max_query_len * splits, blocks, meta.seq_lens.shape[0])
+        if not tokens or not min(grid):
+            return out
+        shape = (1,) if is_whole else (tokens, heads, splits)
+        part = out if is_whole else q.new_empty((*shape, dim), dtype=torch.float32)
+        peak, total = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        lists = meta.seq_lens.view(1, -1) if indices is None else indices
+        window, window_tails, window_strides = _layout(request.window_format, window_cache)
+        main, main_tails, main_strides = (
+            (window, window_tails, (0, 0))
+            if main_cache is None
+            else _layout(request.main_format, main_cache)
+        )
+        window_table = meta.window_block_table
+        main_table = window_table if meta.main_block_table is None else meta.main_block_table
+        sinks_or_any = q if sinks is None else sinks
+        _compressed_attention_kernel[grid](
+            q, window, window_tails, main, main_tails, lists, sinks_or_any, part, peak, total,
+            meta.query_start_loc, meta.seq_lens, window_table, main_table,
+            scale, splits, q.stride(0), lists.stride(0), window_table.stride(0),
+            main_table.stride(0), *window_strides, *main_strides, **constants,
+        )  # fmt: skip
+        if not is_whole:
+            _merge_splits_kernel[(tokens, heads)](
+                part, peak, total, out, sinks_or_any, splits, out.stride(0), **merge
+            )
+        return out
+
+    return kernel
+
+
+def _splits(request: CompressedAttentionRequest, meta: CompressedAttentionMetadata) -> int:
+    """Programs that share out the entries of a query; the first has the window too."""
+    if not request.compress_ratio:
+        return 1
+    entries = request.top_k or meta.max_seq_len // request.compress_ratio
+    return max(1, -(-entries // SPLIT_ENTRIES))
+
+
+def _layout(name: str, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """Rows, their bfloat16 tails, and the strides of pages and rows."""
+    if name == "bf16":
+        return cache, cache, (cache.stride(0), cache.stride(1))
+    return cache, cache.view(torch.bfloat16), (cache.stride(0), KV_FORMATS[name].data_bytes)

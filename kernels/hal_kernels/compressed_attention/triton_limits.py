@@ -1,0 +1,48 @@
+"""Which attention over window and entries the Triton kernel computes. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.compressed_attention import CompressedAttentionRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+
+_KERNEL = "compressed_attention.paged"
+_FORMATS = ("bf16", "v4_584")
+_MOST_DIM = 512
+
+
+def not_supported_reasons(
+    request: CompressedAttentionRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if the kernel serves and its machine code is of an allowed tier."""
+    if request.dtype != "bfloat16":
+        return [not_written(_KERNEL, "dtype", "bfloat16", request.dtype)]
+    main = request.main_format if request.compress_ratio else request.window_format
+    if request.window_format not in _FORMATS or main not in _FORMATS:
+        found = f"{request.window_format} and {main}"
+        return [not_written(_KERNEL, "rows", " or ".join(_FORMATS), found)]
+    if request.window_format != main:
+        found = f"{request.window_format} and {main}"
+        return [not_written(_KERNEL, "formats of the two caches", "one format", found)]
+    if request.head_dim > _MOST_DIM:
+        return [
+            Reason(
+                what="head_dim",
+                required=f"at most {_MOST_DIM}",
+                found=str(request.head_dim),
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    phase = "decode" if request.phase == "decode" else "prefill"
+    # The window alone is a part of the form without lists.
+    form = "sparse" if request.top_k else "dense"
+    return evidence_reasons(
+        _KERNEL, device, dtype="bfloat16", config=f"{main}-{form}-{phase}", allowed=allowed
+    )

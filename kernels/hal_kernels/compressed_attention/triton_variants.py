@@ -1,0 +1,97 @@
+"""The specialisations of the Triton attention over window and entries that targets compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, merge_variant
+from hal_kernels.mla_attention.triton_variants import tiles as mla_tiles
+
+SPLIT_ENTRIES = 512  # compressed entries of one split of a decode
+
+
+def tiles(target: Target, *, is_packed: bool) -> dict[str, Any]:
+    """Tile sizes and launch options: those of latent rows, which are as wide."""
+    return mla_tiles(target, "fp8_656" if is_packed else "bf16")
+
+
+def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
+    is_packed, is_whole = name == "v4_584", phase == "prefill"
+    options = tiles(target, is_packed=is_packed)
+    warps, stages = options.pop("num_warps"), options.pop("num_stages")
+    cache = "uint8" if is_packed else "bfloat16"
+    form = "sparse" if top_k else "dense"
+    strides = (
+        "num_splits", "stride_q", "stride_indices", "stride_window_table", "stride_main_table",
+        "stride_window_page", "stride_window_row", "stride_main_page", "stride_main_row",
+    )  # fmt: skip
+    integers = (
+        "indices_TK_ptr", "starts_B_ptr", "lengths_B_ptr", "window_table_BW_ptr",
+        "main_table_BW_ptr",
+    )  # fmt: skip
+    divisible = {"stride_q", "stride_indices", *(s for s in strides if s.endswith(("page", "row")))}
+    return KernelVariant(
+        dtype="bfloat16",
+        config=f"{name}-{form}-{phase}",
+        pointers={
+            "q_TD_ptr": "bfloat16",
+            "window_ptr": cache,
+            "window_tails_ptr": "bfloat16",
+            "main_ptr": cache,
+            "main_tails_ptr": "bfloat16",
+            "sinks_H_ptr": "bfloat16",
+            "out_ptr": "bfloat16" if is_whole else "float32",
+            "peak_THS_ptr": "float32",
+            "total_THS_ptr": "float32",
+            **dict.fromkeys(integers, "int32"),
+        },
+        scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
+        divisible=frozenset(divisible),
+        constants={
+            "HEADS": 64,
+            "DIM": 512,
+            "TOP_K": top_k,
+            "WINDOW": 128,
+            "RATIO": ratio,
+            "BLOCK_L": 512,
+            "SPLIT": SPLIT_ENTRIES,
+            "PAGE": 64,
+            "HAS_SINKS": True,
+            "IS_WHOLE": is_whole,
+            "WINDOW_IS_PACKED": is_packed,
+            "MAIN_IS_PACKED": is_packed,
+            **options,
+        },
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _variants(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(target, name, phase, top_k=top_k, ratio=ratio)
+        for name in ("bf16", "v4_584")
+        for phase in ("decode", "prefill")
+        for top_k, ratio in ((512, 4), (0, 128))
+    )
+
+
+def _merge(target: Target) -> Sequence[KernelVariant]:
+    return (merge_variant("l512-sinks", width=512, has_sinks=True),)
+
+
+KERNELS = (
+    TritonKernel(
+        name="compressed_attention.paged", op="compressed_attention",
+        module="hal_kernels.compressed_attention.triton_kernels",
+        function="_compressed_attention_kernel", variants=_variants, uses_matrix_unit=True,
+        sources=(SHARED_ROWS, PACKED_ROWS),
+    ),
+    TritonKernel(
+        name="compressed_attention.merge", op="compressed_attention", module=SHARED_ROWS,
+        function="_merge_splits_kernel", variants=_merge, uses_matrix_unit=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,117 @@
+"""Triton attention over window and compressed entries in the interpreter against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hal_kernels.compressed_attention.triton as triton_compressed
+from gpu_devices import gpu
+from hal.ops.compressed_attention import (
+    CompressedAttentionMetadata,
+    CompressedAttentionRequest,
+    reference,
+)
+from sparse_cases import index_lists, metadata, paged_rows
+
+# Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
+TOLERANCE = 2.0**-7
+
+
+def request_of(name: str, phase: str, **fields: Any) -> CompressedAttentionRequest:
+    defaults: dict[str, Any] = {
+        "phase": phase,
+        "num_heads": 5,
+        "head_dim": 32 if name == "bf16" else 512,
+        "rope_dim": 64 if name == "v4_584" else 16,
+        "window": 20,
+        "top_k": 64,
+        "compress_ratio": 4,
+        "has_sinks": True,
+        "window_format": name,
+        "main_format": name,
+        "block_size": 16,
+        "dtype": "bfloat16",
+    }
+    return CompressedAttentionRequest(**(defaults | fields))
+
+
+def run(
+    request: CompressedAttentionRequest,
+    lengths: list[tuple[int, int]],
+    sinks: torch.Tensor | None,
+    arch: str = "sm_90",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(found, exact) of one batch of (context with the new tokens, new tokens)."""
+    name, dim, size = request.main_format, request.head_dim, request.block_size
+    window, window_table = paged_rows(name, [n for n, _ in lengths], dim, size)
+    ratio = request.compress_ratio
+    main, main_table = None, None
+    if ratio:
+        main, main_table = paged_rows(name, [n // ratio for n, _ in lengths], dim, size)
+    plain = metadata(lengths, window_table)
+    meta = CompressedAttentionMetadata(
+        query_start_loc=plain.query_start_loc,
+        seq_lens=plain.seq_lens,
+        window_block_table=window_table,
+        main_block_table=main_table,
+        max_query_len=plain.max_query_len,
+        max_seq_len=plain.max_seq_len,
+    )
+    tokens = sum(new for _, new in lengths)
+    q = torch.randn(tokens, request.num_heads * dim + 32).bfloat16()[:, 16:-16]
+    lists = index_lists(lengths, request.top_k, ratio) if request.top_k else None
+    kernel = triton_compressed.bind(request, gpu(arch), scale=0.1, sinks=sinks)
+    found = kernel(q, window, main, meta, lists)
+    is_plain = name == "bf16"
+    wide = [None if c is None else c.double() if is_plain else c for c in (window, main)]
+    exact_sinks = None if sinks is None else sinks.double()
+    exact = reference(request, scale=0.1, sinks=exact_sinks)(q.double(), *wide, meta, lists)
+    return found, exact
+
+
+def check(
+    request: CompressedAttentionRequest, lengths: list[tuple[int, int]], arch: str = "sm_90"
+) -> None:
+    sinks = torch.randn(request.num_heads) if request.has_sinks else None
+    found, exact = run(request, lengths, sinks, arch)
+    assert found.dtype == torch.bfloat16
+    assert found.isfinite().all()
+    assert (found.double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+
+
+DECODE = [(1, 1), (3, 1), (67, 1), (300, 1)]
+PREFILL = [(5, 5), (70, 2), (4, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("top_k", [0, 64])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_decode_and_prefill(top_k: int, has_sinks: bool) -> None:
+    check(request_of("bf16", "decode", top_k=top_k, has_sinks=has_sinks), DECODE)
+    check(request_of("bf16", "prefill", top_k=top_k, has_sinks=has_sinks), PREFILL, "gfx1100")
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_packed_rows(phase: str) -> None:
+    check(request_of("v4_584", phase, num_heads=3), DECODE if phase == "decode" else PREFILL)
+
+
+def test_the_window_alone() -> None:
+    for phase in ("decode", "prefill"):
+        check(request_of("bf16", phase, top_k=0, compress_ratio=0), [(40, 1), (2, 1), (30, 1)])
+
+
+def test_more_than_one_split() -> None:
+    check(request_of("bf16", "decode", top_k=0, compress_ratio=1), [(1030, 1), (3, 1)])
+    check(request_of("bf16", "decode", top_k=576, compress_ratio=1), [(700, 1), (30, 1)])
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_sinks_that_outweigh_every_key_and_sinks_that_are_none(phase: str) -> None:
+    sinks = torch.tensor([1e4, -1e4, float("-inf"), 0.0, 50.0])
+    found, exact = run(request_of("bf16", phase), [(50, 1), (2, 1)], sinks)
+    assert found.isfinite().all()
+    assert (found.double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+    assert not found.view(2, 5, 32)[:, 0].any()
