@@ -33,7 +33,7 @@ PROMPTS = (
     "The quick brown fox jumps over the lazy dog. " * 6,
     "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n",
 )
-NEW_TOKENS = 12
+NEW_TOKENS = 10
 BLOCK_SIZE = 16
 NUM_BLOCKS = 256
 
