@@ -1,0 +1,381 @@
+"""Gates of real stacks that closed without a word, of whole models and of groups of devices.
+
+See test_silent_gates.py. Each plan is of a preset on recorded or known hardware, made before any
+weight is there, and changes when the cause is taken away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from absent_plans import (
+    PLAIN,
+    ProfileRegistry,
+    decide,
+    kinds,
+    plan,
+    profile,
+    profiles,
+    reasons,
+    sites,
+)
+from accelerator_plugins import look_at
+from hal.errors import PlanError, SelectionError
+from hal.host import RecordedHost
+from hal.ops import CATALOGUE
+from hal.ops.collective import CollectiveRequest
+from hal.ops.request import TokenRange
+from hal.plan import Plan
+from hal.reasons import ReasonKind
+from hal_kernels.aot import measured
+from host_catalogue import compose
+
+CONSUMER_BLACKWELL = "rtx-pro-6000-blackwell-server"
+
+
+@functools.cache
+def planned(preset: str, device: str, tp: int, has_libraries: bool = False) -> Plan:
+    return plan(preset, profile(device, has_libraries=has_libraries), tp)
+
+
+def on_host(preset: str, name: str, tp: int) -> Plan:
+    host: RecordedHost = compose(name)[0]
+    specs = look_at(host).specs
+    return plan(preset, specs[min(specs)], tp, host=host)
+
+
+def texts(found: Plan, label: str) -> str:
+    return "\n".join(v.text for v in found.violations if v.label == label)
+
+
+def all_reduce(**changes: Any) -> CollectiveRequest:
+    values: dict[str, Any] = {
+        "kind": "all_reduce",
+        "world_size": 8,
+        "width": 4096,
+        "dtype": "bfloat16",
+        "transport": "pcie",
+        "p2p": "claimed",
+        "is_full_mesh": False,
+        "tokens": TokenRange(1, 16),
+    }
+    return CollectiveRequest(**(values | changes))
+
+
+# 1
+
+
+def test_gate_01_bridges_between_some_cards_are_no_full_mesh() -> None:
+    """Four H100 NVL with bridges between pairs: more than two ranks cross PCIe, and that is a
+    violation that names what is missing."""
+    bridged = on_host("llama-3-70b", "h100-nvl-x4-bridges", 4)
+    assert bridged.link is not None
+    assert not bridged.link.is_full_mesh
+    text = texts(bridged, "collective.all_reduce")
+    assert "nccl_through_host is portable" in text
+    assert "nvlink does not link every pair" in text
+    for op in sites(bridged, "o_all_reduce"):
+        fabric = reasons(op.decision, "torch_symmetric_two_shot")["fabric"]
+        assert fabric.required == "nvlink between every pair"
+    pair = on_host("llama-3-70b", "h100-nvl-x4-bridges", 2)
+    mesh = on_host("llama-3-70b", "h200-x8-nvlink", 4)
+    for better in (pair, mesh):
+        assert better.link is not None
+        assert better.link.is_full_mesh
+        assert "does not link every pair" not in texts(better, "collective.all_reduce")
+        for op in sites(better, "o_all_reduce"):
+            assert op.choice.name == "nvidia.collective.nccl"
+
+
+def test_gate_01_unverified_peer_access_is_a_violation_that_names_it() -> None:
+    text = texts(on_host("llama-3-70b", "rtx-pro-6000-x8", 8), "collective.all_reduce")
+    assert "peer access (P2P): required verified on this host" in text
+    assert "found claimed, not verified" in text
+    # GeForce: off in the stock driver, so nothing to verify; still no silence.
+    none = on_host("llama-3-70b", "rtx-4090-x8", 8)
+    text = texts(none, "collective.all_reduce")
+    assert "nccl_through_host is portable" in text
+    assert "peer access (P2P): required verified on this host" in text
+    verified = plan("llama-3-70b", profile(CONSUMER_BLACKWELL, p2p="verified"), 8)
+    assert "P2P" not in texts(verified, "collective.all_reduce")
+
+
+@pytest.mark.parametrize(("device", "fabric"), [("mi300x", "xgmi"), ("h200-sxm", "nvlink")])
+def test_gate_01_custom_all_reduce_wants_every_pair_linked(device: str, fabric: str) -> None:
+    spec = profile(device, has_libraries=True)
+    some = decide(spec, all_reduce(transport=fabric, p2p="verified"))
+    found = reasons(some, "triton_one_shot")["fabric"]
+    assert found.required == f"{fabric} between every pair"
+    assert found.kind is ReasonKind.HARDWARE
+    full = decide(spec, all_reduce(transport=fabric, p2p="verified", is_full_mesh=True))
+    if not full.choice.name.endswith("triton_one_shot"):
+        assert "fabric" not in reasons(full, "triton_one_shot")
+
+
+# 2
+
+
+def test_gate_02_the_pcie_all_reduce_is_offered_and_its_absence_said() -> None:
+    """One stack has it and leaves it off. Here it is the lost path, with what unlocks it."""
+    lost = sites(planned("llama-3-70b", CONSUMER_BLACKWELL, 8), "o_all_reduce")[0].decision.lost
+    assert lost is not None
+    assert lost.better == "nvidia.collective.flashinfer_pcie_ipc"
+    assert {r.kind for r in lost.reasons} == {ReasonKind.SOFTWARE, ReasonKind.UNVERIFIED}
+    three = decide(profile(CONSUMER_BLACKWELL, has_libraries=True), all_reduce(world_size=6))
+    assert reasons(three, "flashinfer_pcie_ipc")["world_size"].required == "2 or 4 or 8"
+
+
+def test_gate_02_the_size_at_which_an_algorithm_wins_is_part_of_the_plan() -> None:
+    """Beyond 8 MiB the library serves: at prefill sizes the other one raised the time to the first
+    token. The switch is a row of the plan, at a number of tokens."""
+    spec = profile(CONSUMER_BLACKWELL, has_libraries=True, p2p="verified")
+    found = plan("llama-3-70b", spec, 8, max_num_batched_tokens=4096)
+    ranges = sites(found, "o_all_reduce")
+    chosen = [(op.tokens.low, op.tokens.high, op.choice.name.split(".")[-1]) for op in ranges]
+    assert chosen[0][0] == 1
+    assert chosen[-1][1] == 4096
+    small = [high for _, high, name in chosen if name != "nccl"]
+    assert small, chosen
+    assert max(small) == 512  # rows of 8192 values of two bytes: 8 MiB
+    assert chosen[-1] == (513, 4096, "nccl")
+    # On eight cards of two sockets one step is worth it for 48 KiB only.
+    far = decide(spec, all_reduce(p2p="verified", distance="SYS"))
+    message = reasons(far, "triton_one_shot")["message"]
+    assert f"at most {48 << 10} bytes" in message.required
+
+
+# 5
+
+
+def test_gate_05_a_configuration_that_nobody_measured_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def notes() -> list[str]:
+        found = plan("deepseek-v4.1-flash", profile(CONSUMER_BLACKWELL), 8)
+        return [n for n in found.notes if n.startswith("configuration not measured on this device")]
+
+    (note,) = notes()
+    assert "nvidia.gemm.triton" in note
+    assert "sm_120" in note
+    monkeypatch.setattr(measured, "MEASURED", {"gemm": frozenset({"sm_90"})})
+    assert any("nvidia.gemm.triton" in note for note in notes())
+    monkeypatch.setattr(measured, "MEASURED", {"gemm": frozenset({"sm_120"})})
+    assert not any("nvidia.gemm.triton" in note for note in notes())
+
+
+# 6
+
+
+@pytest.mark.parametrize("preset", ["deepseek-v4-flash", "deepseek-v4.1-flash"])
+def test_gate_06_sparse_prefill_of_v4_on_sm120_stays_sparse_or_is_a_violation(preset: str) -> None:
+    plain = planned(preset, CONSUMER_BLACKWELL, 8)
+    full = planned(preset, CONSUMER_BLACKWELL, 8, True)
+    for found in (plain, full):
+        listed = [op for op in sites(found, "attention", "prefill") if _top_k(op.site.request)]
+        assert listed
+        for op in listed:
+            assert not op.decision.semantic_notes, "dense attention is another model"
+            assert kinds(op.decision, "flash_mla_compressed") >= {ReasonKind.HARDWARE}
+    text = texts(plain, "compressed_attention.prefill")
+    if "is portable" in text:
+        assert "flashinfer_sparse_sm120" in text
+    else:
+        assert not text
+    served = {op.choice.name for op in sites(full, "attention", "prefill") if _listed(op)}
+    assert not [name for name in served if "torch" in name or "reference" in name]
+
+
+def _top_k(request: Any) -> int:
+    return int(request.top_k)
+
+
+def _listed(op: Any) -> bool:
+    return _top_k(op.site.request) > 0
+
+
+# 7 and 8
+
+
+@pytest.mark.parametrize(
+    ("device", "tp"), [("h200-sxm", 8), ("mi300x", 8), ("ascend-910b2", 8), ("metax-c550", 8)]
+)
+def test_gate_07_scores_of_v41_are_fast_or_a_violation(device: str, tp: int) -> None:
+    found = planned("deepseek-v4.1-flash", device, tp)
+    for phase in ("prefill", "decode"):
+        for op in sites(found, "indexer.logits", phase):
+            is_plain = "torch" in op.choice.name or "reference" in op.choice.name
+            said = op.choice.name in texts(found, f"index_logits.{phase}")
+            assert said or not is_plain, op.choice.name
+
+
+def test_gate_08_scores_of_the_whole_context_are_said() -> None:
+    """V4.1's later layers choose among candidates: scoring all and masking afterwards is what one
+    stack does by default. No op for less exists here either, and the plan says so."""
+    (note,) = [
+        n for n in planned("deepseek-v4.1-flash", "h200-sxm", 8).notes if "whole context" in n
+    ]
+    assert "layers 24, 28, 32, 36" in note
+    assert "16,384 entries" in note
+    other = planned("deepseek-v4-flash", "h200-sxm", 8)
+    assert not [n for n in other.notes if "whole context" in n]
+
+
+# 11 and 12
+
+
+def test_gate_11_a_fused_all_reduce_and_norm_is_absent_and_said() -> None:
+    def said(tp: int) -> bool:
+        notes = planned("llama-3-70b", "h200-sxm", tp).notes
+        return any("all-reduce and the residual norm behind it are two calls" in n for n in notes)
+
+    assert said(8)
+    assert not said(1)
+
+
+def test_gate_12_short_prompts_of_sparse_models_are_said() -> None:
+    def said(preset: str) -> list[str]:
+        notes = planned(preset, "h200-sxm", 8).notes
+        return [n for n in notes if "dense attention for them is not planned" in n]
+
+    (note,) = said("deepseek-v3.2")
+    assert "at most 2,048 tokens" in note
+    assert not said("llama-3-70b")
+
+
+# 13
+
+
+def test_gate_13_use_is_for_the_whole_model_or_an_error() -> None:
+    """V3.2's router is bfloat16: a kernel for FP8 cannot be "the" product of the model."""
+    with pytest.raises(SelectionError, match="never degraded"):
+        plan(
+            "deepseek-v3.2",
+            profile("h200-sxm", has_libraries=True),
+            8,
+            use={"gemm": "nvidia.gemm.deep_gemm"},
+        )
+    with pytest.raises(PlanError, match="an op of this model's plan"):
+        plan("llama-3-70b", profile("h200-sxm"), 8, use={"index_logits": "nvidia.x"})
+
+
+# 15
+
+CHINESE: Mapping[str, str] = {
+    "ascend": "ascend-910b2",
+    "cambricon": "mlu590",
+    "moore_threads": "mtt-s5000",
+    "metax": "metax-c550",
+    "iluvatar": "bi-v150",
+    "hygon": "hygon-k100-ai",
+    "kunlunxin": "kunlunxin-p800",
+    "enflame": "enflame-s60",
+}
+
+
+@pytest.mark.parametrize("backend", CHINESE)
+def test_gate_15_sparse_attention_is_on_and_dense_is_refused(backend: str) -> None:
+    """Recipes for these leave it to the user to switch sparse attention on, and two run dense."""
+    spec = profile(CHINESE[backend])
+    assert spec.backend == backend
+    found = planned("deepseek-v3.2", spec.device_id, 8)
+    assert found.policy["forced_features"]["sparse_attention"]
+    for phase in ("prefill", "decode"):
+        for op in sites(found, "attention", phase):
+            assert _top_k(op.site.request) == 2048
+            assert not op.decision.semantic_notes
+            dense = reasons(op.decision, "torch_dense")
+            assert dense["semantics (dense_attention_for_sparse)"].kind is ReasonKind.SEMANTIC
+    dense_asked = {"sparse_attention": "off", "allow_semantics": ("dense_attention_for_sparse",)}
+    with pytest.raises(PlanError, match=f"{backend} forces on"):
+        plan("deepseek-v3.2", spec, 8, **dense_asked)
+    with pytest.raises(SelectionError, match="dense_attention_for_sparse"):
+        plan(
+            "deepseek-v3.2", spec, 8, use={"mla_attention": f"{backend}.mla_attention.torch_dense"}
+        )
+
+
+def test_gate_15_dense_attention_elsewhere_needs_to_be_allowed_by_name() -> None:
+    spec = profile("h200-sxm")
+    with pytest.raises(PlanError, match="dense_attention_for_sparse"):
+        plan("deepseek-v3.2", spec, 8, sparse_attention="off")
+    found = plan(
+        "deepseek-v3.2",
+        spec,
+        8,
+        sparse_attention="off",
+        allow_semantics=("dense_attention_for_sparse",),
+    )
+    assert any("dense_attention_for_sparse" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("backend", CHINESE)
+def test_gate_15_mechanisms_of_other_vendors_are_off_by_name_and_reason(backend: str) -> None:
+    disabled = planned("deepseek-v3.2", CHINESE[backend], 8).policy["disabled"]
+    for mechanism in ("one_shot", "deep_gemm", "flashinfer", "_cudnn", "_tma"):
+        (glob,) = [glob for glob in disabled if mechanism in glob]
+        assert "'s" in disabled[glob], "whose mechanism it is"
+
+
+# 16
+
+MASQUERADERS = (
+    "metax-c550-x8",
+    "bi-v150-x8",
+    "hygon-k100-ai-x8",
+    "kunlunxin-p800-x8",
+    "thead-ppu-x4",
+)
+NVIDIA_ONLY = (
+    "deep_gemm",
+    "flashinfer",
+    "flash_mla",
+    "cudnn",
+    "symmetric",
+    "sgl_",
+    "flash_attention_3",
+)
+
+
+@pytest.mark.parametrize("name", MASQUERADERS)
+def test_gate_16_no_gate_of_nvidia_fires_on_a_card_that_looks_like_one(name: str) -> None:
+    """torch.cuda is there on all of these. What decides is the PCI vendor and the torch build."""
+    host, expected = compose(name)
+    (backend,) = expected.devices
+    found = look_at(host)
+    assert set(found.devices) == {backend}
+    if backend == "thead":  # none of its products is in the database, so a plan refuses the card
+        assert found.undescribed
+        spec = dataclasses.replace(profile("metax-c550"), backend="thead")
+    else:
+        spec = found.specs[min(found.specs)]
+    assert spec.torch_device.startswith("cuda")
+    registry = ProfileRegistry(host)
+    for op in CATALOGUE:
+        for candidate in registry.candidates(op, spec):
+            assert not candidate.name.startswith(("nvidia.", "amd."))
+            last = candidate.name.split(".")[-1]
+            assert not last.startswith(NVIDIA_ONLY), candidate.name
+
+
+def test_gate_16_the_same_gates_are_there_on_a_real_one() -> None:
+    host, _ = compose("h200-x8-nvlink")
+    found = look_at(host)
+    assert set(found.devices) == {"nvidia"}
+    registry = ProfileRegistry(host)
+    names = [
+        candidate.name.split(".")[-1]
+        for op in CATALOGUE
+        for candidate in registry.candidates(op, found.specs[min(found.specs)])
+    ]
+    for mechanism in ("deep_gemm", "flashinfer", "flash_mla", "flash_attention_3"):
+        assert any(name.startswith(mechanism) for name in names), mechanism
+
+
+def test_plain_software_is_torch_and_triton() -> None:
+    assert set(PLAIN) == {"torch", "triton"}
+    assert all(set(spec.software) == set(PLAIN) for spec in profiles().values())
