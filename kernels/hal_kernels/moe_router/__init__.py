@@ -1,0 +1,1 @@
+"""Choice of experts per token from router logits."""
