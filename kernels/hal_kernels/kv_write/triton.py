@@ -1,4 +1,4 @@
-"""Binds the Triton KV write to requests."""
+"""Binds the Triton KV writes to requests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,35 @@ import torch
 import triton
 
 from hal.device import DeviceSpec
+from hal.errors import BindingError
+from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal.ops.kv_write import KvWriteRequest
+from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
 from hal_kernels.kv_write.triton_kernels import _kv_write_kernel
+from hal_kernels.kv_write.triton_limits import not_written_reasons
+from hal_kernels.kv_write.triton_variants import packed_constants
 
 _BLOCK = 1024
 
 
 def bind(request: KvWriteRequest, device: DeviceSpec) -> Callable[..., None]:
-    """kernel(k, v, k_cache, v_cache, slot_mapping); rows of k and v may be strided, the caches
-    are contiguous."""
+    """kernel(k, v, k_cache, v_cache, slot_mapping), or (rows, cache, slot_mapping) with a
+    kv_format. Rows of k, v and rows may be strided; pages are contiguous, and so is the whole cache
+    of dense rows. Raises BindingError for what `triton_limits` rejects.
+    """
+    for reason in not_written_reasons(request):
+        raise BindingError(
+            f"Triton KV write for {request.label}: {reason.what}",
+            reason.required,
+            reason.found,
+            "select another",
+        )
+    if request.kv_format in ("", "bf16"):
+        return _bind_dense(request)
+    return _bind_packed(request, KV_FORMATS[request.kv_format])
+
+
+def _bind_dense(request: KvWriteRequest) -> Callable[..., None]:
     k_width = request.num_kv_heads * request.head_dim
     v_width = request.num_kv_heads * request.v_head_dim
     widest = max(k_width, v_width)
@@ -35,5 +55,35 @@ def bind(request: KvWriteRequest, device: DeviceSpec) -> Callable[..., None]:
                 k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
                 K_WIDTH=k_width, V_WIDTH=v_width, BLOCK=block,
             )  # fmt: skip
+
+    def kernel_rows(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        kernel(rows, rows, cache, cache, slot_mapping)  # of the values no column is written
+
+    return kernel_rows if request.kv_format else kernel
+
+
+def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
+    constants = packed_constants(form, request.block_size)
+    value_bytes = form.quantized_dim
+    scale_bytes = form.scale_bytes - form.padding
+    row_bytes = form.data_bytes if form.is_split_page else form.row_bytes(0)
+    tail_start = value_bytes + (scale_bytes if form.has_scales_before_plain else 0)
+    scale_start, scale_row = value_bytes, row_bytes
+    if form.is_split_page:
+        scale_start, scale_row = request.block_size * form.data_bytes, form.scale_bytes
+
+    def kernel(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        tokens = slot_mapping.shape[0]
+        if not tokens:
+            return
+        scales = cache.view(torch.float32) if form.scale == "float32" else cache
+        tails = cache.view(torch.bfloat16) if form.plain_dim else cache
+        unit, tail_unit = scales.element_size(), tails.element_size()
+        _kv_write_packed_kernel[(tokens,)](
+            rows, cache, scales, tails, slot_mapping,
+            rows.stride(0), cache.stride(0), row_bytes,
+            scales.stride(0), scale_row // unit, scale_start // unit,
+            tails.stride(0), row_bytes // tail_unit, tail_start // tail_unit, **constants,
+        )  # fmt: skip
 
     return kernel

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -27,9 +29,53 @@ def _write(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def packed_constants(form: KvFormat, block_size: int) -> dict[str, Any]:
+    """What the kernel of packed rows is told about a format."""
+    groups = form.quantized_dim // form.group_size
+    return {
+        "GROUPS": groups,
+        "GROUP": form.group_size,
+        "BLOCK_G": 1 << (groups - 1).bit_length(),
+        "SCALES": groups + form.padding,
+        "PLAIN": form.plain_dim,
+        "BLOCK_P": max(16, form.plain_dim),
+        "PAGE": block_size,
+        "IS_UE8M0": form.scale == "ue8m0",
+    }
+
+
+def _packed(target: Target) -> Sequence[KernelVariant]:
+    strides = (
+        "stride_x", "stride_page", "stride_row", "stride_scale_page", "stride_scale_row",
+        "scale_start", "stride_tail_page", "stride_tail_row", "tail_start",
+    )  # fmt: skip
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=name,
+            pointers={
+                "x_TD_ptr": "bfloat16",
+                "values_ptr": "uint8",
+                "scales_ptr": KV_FORMATS[name].scale.replace("ue8m0", "uint8"),
+                "tails_ptr": "bfloat16" if KV_FORMATS[name].plain_dim else "uint8",
+                "slots_T_ptr": "int64",
+            },
+            scalars=dict.fromkeys(strides, "i32"),
+            divisible=frozenset({"stride_x", "stride_page", "stride_row"}),
+            constants=packed_constants(KV_FORMATS[name], 64),
+            num_warps=1,
+        )
+        for name in ("fp8_656", "v4_584", "v41_528", "fp8_132")
+    )
+
+
 KERNELS = (
     TritonKernel(
         name="kv_write.dense", op="kv_write", module="hal_kernels.kv_write.triton_kernels",
         function="_kv_write_kernel", variants=_write, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="kv_write.packed", op="kv_write", module="hal_kernels.kv_write.packed_kernels",
+        function="_kv_write_packed_kernel", variants=_packed, uses_matrix_unit=False,
     ),
 )  # fmt: skip

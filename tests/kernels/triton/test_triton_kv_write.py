@@ -1,0 +1,93 @@
+"""Triton writes of packed rows in the interpreter: the very bytes of the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hal_kernels.kv_write.triton as triton_kv_write
+from gpu_devices import gpu
+from hal.errors import BindingError
+from hal.ops.kv_formats import KV_FORMATS, read_rows
+from hal.ops.kv_write import KvWriteRequest, reference
+
+PAGES, BLOCK_SIZE = 3, 16
+FORMATS = pytest.mark.parametrize("name", ["fp8_656", "v4_584", "v41_528", "fp8_132"])
+
+
+def request_of(name: str, dtype: str = "bfloat16") -> KvWriteRequest:
+    return KvWriteRequest(
+        phase="decode",
+        num_kv_heads=1,
+        head_dim=KV_FORMATS[name].dim or 48,
+        v_head_dim=0,
+        block_size=BLOCK_SIZE,
+        dtype=dtype,
+        kv_dtype="bfloat16",
+        kv_format=name,
+    )
+
+
+def written(request: KvWriteRequest, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(found, exact) caches of random bytes, after rows went into shuffled slots of both."""
+    size = KV_FORMATS[request.kv_format].page_bytes(BLOCK_SIZE)
+    exact = torch.randint(256, (PAGES, size), dtype=torch.uint8)
+    found = exact.clone()
+    slots = torch.randperm(PAGES * BLOCK_SIZE)[: len(rows)]
+    triton_kv_write.bind(request, gpu("sm_80"))(rows, found, slots)
+    reference(request)(rows, exact, slots)
+    return found, exact
+
+
+@FORMATS
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-6, 1.0, 1e30])
+def test_every_byte(name: str, magnitude: float) -> None:
+    request = request_of(name)
+    rows = torch.randn(7, request.head_dim + 16)[:, : request.head_dim] * magnitude
+    # Values of all sizes below the largest of a group, among them ties and denormals.
+    rows *= 2.0 ** -torch.randint(24, rows.shape)
+    rows[3] = 0.0
+    rows[4, ::2] = -0.0
+    found, exact = written(request, rows.bfloat16())
+    assert torch.equal(found, exact)
+
+
+@FORMATS
+def test_every_code_and_every_middle(name: str) -> None:
+    """Groups whose scale is 1: all codes, the middles between them and their neighbours."""
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (codes[1:] + codes[:-1]) / 2
+    near = torch.cat((middles, middles.nextafter(codes[1:]), middles.nextafter(codes[:-1]), codes))
+    request = request_of(name, "float32")
+    rows = near[torch.randint(len(near), (7, request.head_dim))]
+    rows *= torch.randint(2, rows.shape) * 2 - 1
+    group = KV_FORMATS[name].group_size
+    rows[:, : KV_FORMATS[name].quantized_dim : group] = 448.0
+    found, exact = written(request, rows)
+    assert torch.equal(found, exact)
+
+
+@FORMATS
+def test_a_group_that_is_not_finite_reads_back_as_nan(name: str) -> None:
+    request = request_of(name)
+    rows = torch.randn(3, request.head_dim)
+    rows[0, 5], rows[1, 70] = float("nan"), float("-inf")
+    found, exact = written(request, rows.bfloat16())
+    slots = torch.arange(PAGES * BLOCK_SIZE)
+    read, wanted = (read_rows(name, cache, BLOCK_SIZE, slots) for cache in (found, exact))
+    assert torch.equal(read.isnan(), wanted.isnan())
+    assert torch.equal(read.nan_to_num(), wanted.nan_to_num())
+
+
+def test_plain_rows_touch_their_slots_only() -> None:
+    request = request_of("bf16")
+    exact = torch.randn(PAGES, BLOCK_SIZE, 48).bfloat16()
+    found, rows, slots = exact.clone(), torch.randn(5, 48).bfloat16(), torch.randperm(40)[:5]
+    triton_kv_write.bind(request, gpu("sm_80"))(rows, found, slots)
+    reference(request)(rows, exact, slots)
+    assert torch.equal(found, exact)
+
+
+def test_rows_of_four_bits_are_refused() -> None:
+    with pytest.raises(BindingError, match="row format"):
+        triton_kv_write.bind(request_of("fp4_288"), gpu("sm_80"))
