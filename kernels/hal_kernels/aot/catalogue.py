@@ -14,6 +14,7 @@ from hal_kernels.compressed_attention import triton_variants as compressed_atten
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
+from hal_kernels.hyper_connection import triton_variants as hyper_connection
 from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.index_top_k import triton_variants as index_top_k
 from hal_kernels.kv_write import triton_variants as kv_write
@@ -32,6 +33,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *embedding.KERNELS,
     *gemm.KERNELS,
     *grouped_gemm.KERNELS,
+    *hyper_connection.KERNELS,
     *index_logits.KERNELS,
     *index_top_k.KERNELS,
     *kv_write.KERNELS,

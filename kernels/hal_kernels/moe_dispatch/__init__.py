@@ -1,0 +1,1 @@
+"""Rows sorted by expert, and their weighted sum per token."""

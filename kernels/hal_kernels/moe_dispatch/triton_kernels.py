@@ -1,0 +1,88 @@
+"""Dispatch to experts in Triton: stable places by expert, the rows moved, the weighted sums.
+
+Suffixes of tensor names: T tokens, K experts of a token, F = T * K choices, E experts, M rows in
+the order of experts, D hidden size. Every row is written once and every sum has a fixed order, so
+results do not depend on how programs are scheduled.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _moe_places_kernel(
+    ids_F_ptr, places_F_ptr, source_F_ptr, offsets_ptr, F, E: tl.constexpr, BLOCK_F: tl.constexpr
+):
+    """Program e: where the choices of expert e go. offsets[E + 2]: first row of each expert, their
+    end, and the number of ids that are no expert's. An id of -1 has no place.
+
+    Each program reads all ids, once to count those before it and once to number its own: nothing
+    is passed between programs, and a decode is one step of each loop.
+    """
+    expert = tl.program_id(0)
+    offs = tl.arange(0, BLOCK_F)
+    before = tl.zeros((BLOCK_F,), dtype=tl.int32)
+    foreign = tl.zeros((BLOCK_F,), dtype=tl.int32)
+    for start in range(0, F, BLOCK_F):
+        ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
+        before += ((ids >= 0) & (ids < expert)).to(tl.int32)
+        foreign += ((ids < -1) | (ids >= E)).to(tl.int32)
+    first = tl.sum(before, axis=0)
+    if expert == E:
+        tl.store(offsets_ptr + E + 1, tl.sum(foreign, axis=0).to(tl.int64))
+    tl.store(offsets_ptr + expert, first.to(tl.int64))
+    if expert < E:
+        for start in range(0, F, BLOCK_F):
+            ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
+            is_own = (ids == expert).to(tl.int32)
+            place = first + tl.cumsum(is_own, axis=0) - 1
+            tl.store(places_F_ptr + start + offs, place, mask=is_own > 0)
+            tl.store(source_F_ptr + place, start + offs, mask=is_own > 0)
+            first += tl.sum(is_own, axis=0)
+
+
+@triton.jit
+def _moe_spread_kernel(
+    x_TD_ptr, ids_TK_ptr, places_TK_ptr, rows_MD_ptr, stride_x, D, E,
+    TOP_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (token, block of columns): the token's row is read once and written to its places."""
+    token = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = offs < D
+    x = tl.load(x_TD_ptr + token * stride_x + offs, mask=inside, other=0.0)
+    for j in range(TOP_K):
+        expert = tl.load(ids_TK_ptr + token * TOP_K + j)
+        if (expert >= 0) & (expert < E):
+            place = tl.load(places_TK_ptr + token * TOP_K + j).to(tl.int64)
+            tl.store(rows_MD_ptr + place * D + offs, x, mask=inside)
+
+
+@triton.jit
+def _moe_invert_kernel(source_M_ptr, places_F_ptr, M, BLOCK_M: tl.constexpr):
+    """places[source[m]] = m."""
+    offs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    source = tl.load(source_M_ptr + offs, mask=offs < M, other=0)
+    tl.store(places_F_ptr + source, offs, mask=offs < M)
+
+
+@triton.jit
+def _moe_combine_kernel(
+    y_MD_ptr, places_TK_ptr, weights_TK_ptr, out_TD_ptr, stride_y, D,
+    TOP_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (token, block of columns): the weighted sum of the token's rows in the order of its
+    choices, in float32; a choice whose place is -1 has no row here."""
+    token = tl.program_id(0).to(tl.int64)
+    offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    for j in range(TOP_K):
+        place = tl.load(places_TK_ptr + token * TOP_K + j).to(tl.int64)
+        weight = tl.load(weights_TK_ptr + token * TOP_K + j).to(tl.float32)
+        columns = tl.where(place >= 0, D, 0)
+        y = tl.load(y_MD_ptr + place * stride_y + offs, mask=offs < columns, other=0.0)
+        # The weight of a choice without a row may be anything.
+        acc += tl.where(place >= 0, y.to(tl.float32) * weight, 0.0)
+    tl.store(out_TD_ptr + token * D + offs, acc.to(out_TD_ptr.dtype.element_ty), mask=offs < D)

@@ -1,0 +1,70 @@
+"""The specialisations of the Triton dispatch that targets are compiled for. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+COLUMNS = 1024  # of one program
+FEW_CHOICES, MANY_CHOICES = 512, 4096  # that a program reads at once
+
+_MODULE = "hal_kernels.moe_dispatch.triton_kernels"
+
+
+def _variant(config: str, scalars: Sequence[str], **fields: Any) -> KernelVariant:
+    strides = frozenset(scalars) & {"stride_x", "stride_y", "D"}
+    return KernelVariant(
+        dtype="", config=config, scalars=dict.fromkeys(scalars, "i32"), divisible=strides, **fields
+    )
+
+
+def _places(target: Target) -> Sequence[KernelVariant]:
+    pointers = dict.fromkeys(("ids_F_ptr", "places_F_ptr", "source_F_ptr"), "int32")
+    return tuple(
+        _variant(
+            config, ("F",), pointers={**pointers, "offsets_ptr": "int64"},
+            constants={"E": 256, "BLOCK_F": block},
+        )
+        for config, block in (("few", FEW_CHOICES), ("many", MANY_CHOICES))
+    )  # fmt: skip
+
+
+def _spread(target: Target) -> Sequence[KernelVariant]:
+    pointers = {
+        "x_TD_ptr": "bfloat16",
+        "rows_MD_ptr": "bfloat16",
+        "ids_TK_ptr": "int32",
+        "places_TK_ptr": "int32",
+    }
+    constants = {"TOP_K": 8, "BLOCK_D": COLUMNS}
+    return (_variant("k8", ("stride_x", "D", "E"), pointers=pointers, constants=constants),)
+
+
+def _invert(target: Target) -> Sequence[KernelVariant]:
+    pointers = {"source_M_ptr": "int32", "places_F_ptr": "int32"}
+    return (_variant("m1024", ("M",), pointers=pointers, constants={"BLOCK_M": 1024}),)
+
+
+def _combine(target: Target) -> Sequence[KernelVariant]:
+    pointers = {
+        "y_MD_ptr": "bfloat16",
+        "out_TD_ptr": "bfloat16",
+        "places_TK_ptr": "int32",
+        "weights_TK_ptr": "float32",
+    }
+    constants = {"TOP_K": 8, "BLOCK_D": COLUMNS}
+    return (_variant("k8", ("stride_y", "D"), pointers=pointers, constants=constants),)
+
+
+KERNELS = tuple(
+    TritonKernel(
+        name=f"moe_dispatch.{name}", op="moe_dispatch", module=_MODULE,
+        function=f"_moe_{name}_kernel", variants=variants, uses_matrix_unit=False,
+    )
+    for name, variants in (
+        ("places", _places), ("spread", _spread), ("invert", _invert), ("combine", _combine),
+    )
+)  # fmt: skip
