@@ -17,6 +17,7 @@ from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.hyper_connection import triton_variants as hyper_connection
 from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.index_top_k import triton_variants as index_top_k
+from hal_kernels.kv_compressor import triton_variants as kv_compressor
 from hal_kernels.kv_write import triton_variants as kv_write
 from hal_kernels.layer_norm import triton_variants as layer_norm
 from hal_kernels.mla_attention import triton_variants as mla_attention
@@ -36,6 +37,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *hyper_connection.KERNELS,
     *index_logits.KERNELS,
     *index_top_k.KERNELS,
+    *kv_compressor.KERNELS,
     *kv_write.KERNELS,
     *layer_norm.KERNELS,
     *mla_attention.KERNELS,

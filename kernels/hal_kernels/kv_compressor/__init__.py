@@ -1,0 +1,1 @@
+"""Gated pooling of windows of tokens into compressed entries."""

@@ -1,0 +1,110 @@
+"""The Triton compressor in the interpreter against float64, whole and in pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hal_kernels.kv_compressor.triton as triton_compressor
+from gpu_devices import gpu
+from hal.errors import BindingError
+from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest, reference
+
+# Of the result, which is rounded once; and of float32 sums.
+TOLERANCE = {"bfloat16": 2.0**-8, "float32": 2e-5}
+SLOTS = 4
+
+
+def request_of(ratio: int, is_overlapping: bool, dtype: str, **fields: Any) -> KvCompressorRequest:
+    return KvCompressorRequest(
+        phase="prefill",
+        ratio=ratio,
+        head_dim=40,
+        is_overlapping=is_overlapping,
+        dtype=dtype,
+        **fields,
+    )
+
+
+def metadata(request: KvCompressorRequest, pieces: list[tuple[int, int, int]]) -> Any:
+    """Of (new tokens, context with them, slot) for each sequence."""
+
+    def starts(counts: list[int]) -> torch.Tensor:
+        return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+
+    ratio = request.ratio
+    return CompressorMetadata(
+        query_start_loc=starts([new for new, _, _ in pieces]),
+        seq_lens=torch.tensor([length for _, length, _ in pieces], dtype=torch.int32),
+        state_slots=torch.tensor([slot for _, _, slot in pieces], dtype=torch.int32),
+        entry_start_loc=starts([n // ratio - (n - new) // ratio for new, n, _ in pieces]),
+    )
+
+
+STEPS = [
+    [(5, 5, 2), (17, 17, 0), (0, 0, 1)],
+    [(1, 6, 2), (1, 18, 0), (3, 3, 1)],
+    [(2, 8, 2), (14, 32, 0), (1, 4, 1)],
+    [(9, 13, 1)],
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("ratio", "is_overlapping", "has_norm", "has_bias"),
+    [
+        (4, True, True, True),
+        (3, False, False, False),
+        (1, False, True, False),
+        (16, False, True, True),
+        (16, True, False, True),
+    ],
+)
+def test_entries_and_state(
+    ratio: int, is_overlapping: bool, has_norm: bool, has_bias: bool, dtype: str
+) -> None:
+    request = request_of(ratio, is_overlapping, dtype, has_norm=has_norm)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    weight = torch.randn(request.head_dim) if has_norm else None
+    bias = torch.randn(ratio, request.width) if has_bias else None
+    static = {"norm_weight": weight, "eps": 1e-3, "position_bias": bias}
+    kernel = triton_compressor.bind(request, gpu("sm_90"), **static)
+    golden = reference(request, **static)
+    shape = (SLOTS, request.state_rows, 2, request.width)
+    state = torch.full(shape, float("nan"))
+    exact_state = state.double()
+    for pieces in STEPS:
+        tokens = sum(new for new, _, _ in pieces)
+        kv, gate = (
+            torch.randn(tokens, request.width + 8).to(torch_dtype)[:, : request.width]
+            for _ in range(2)
+        )
+        meta = metadata(request, pieces)
+        found = kernel(kv, gate, state, meta)
+        exact = golden(kv.double(), gate.double(), exact_state, meta)
+        assert found.dtype == torch_dtype
+        assert found.shape == exact.shape
+        assert torch.allclose(
+            found.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 8
+        )
+        assert torch.equal(state.isnan(), exact_state.isnan())
+        difference = (state - exact_state).nan_to_num().abs().max()
+        assert difference <= 1e-6 * exact_state.nan_to_num().abs().max()
+
+
+def test_gates_of_any_size() -> None:
+    request = request_of(4, False, "float32", has_norm=False)
+    kv, gate = torch.randn(8, 40), torch.randn(8, 40) * 1e4
+    gate[1] = float("-inf")
+    state = torch.zeros(1, 4, 2, 40)
+    meta = metadata(request, [(8, 8, 0)])
+    found = triton_compressor.bind(request, gpu("sm_90"))(kv, gate, state.clone(), meta)
+    exact = reference(request)(kv.double(), gate.double(), state.double(), meta)
+    assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_does_not_fit_the_request() -> None:
+    with pytest.raises(BindingError, match="norm_weight"):
+        triton_compressor.bind(request_of(4, False, "float32"), gpu("sm_90"))
