@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hal.device import DeviceSpec
 from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
 from hal.plan import OpSite
 from hal_engine.config import ModelConfig
@@ -46,6 +47,18 @@ def _sharing_notes(config: ModelConfig, world_size: int) -> list[str]:
     if config.engram is not None:
         notes.append("Engram tables are cut by hash head, in device memory")
     return notes
+
+
+def device_notes(device: DeviceSpec, world_size: int) -> list[str]:
+    """How many cards a group is, where a card is more than one device."""
+    per_card = int(device.attributes.get("devices_per_card", 1))
+    if per_card == 1:
+        return []
+    cards = -(-world_size // per_card)
+    return [
+        f"one card of {device.name} is {per_card} devices: {world_size} of them are {cards} "
+        f"card{'s' if cards > 1 else ''}, and memory and rates are those of a device"
+    ]
 
 
 def call_notes(sites: Sequence[OpSite]) -> list[str]:

@@ -24,7 +24,7 @@ from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
 from hal_engine.options import EngineOptions
-from hal_engine.plan_notes import call_notes, model_notes
+from hal_engine.plan_notes import call_notes, device_notes, model_notes
 from hal_engine.precision import Precision, resolve_precision
 from hal_engine.runnable import check_runnable
 from hal_engine.sparse_choice import allow_dense_attention, check_sparse_off
@@ -84,7 +84,12 @@ def plan_model(
         attends_sparsely=not is_dense,
     )
     sites = model_sites(config, precision, limits, options.tp, link or HOST_LINK)
-    notes = [*precision.notes, *model_notes(config, options.tp), *call_notes(sites)]
+    notes = [
+        *precision.notes,
+        *model_notes(config, options.tp),
+        *call_notes(sites),
+        *device_notes(device, options.tp),
+    ]
     if per_sequence := kv_bytes_per_sequence(config, precision):
         notes.append(
             f"each sequence takes {per_sequence / 2**20:,.1f} MiB besides, however long it is: "

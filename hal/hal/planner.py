@@ -67,6 +67,7 @@ def plan_ops(
     RequestError (an op that the catalogue does not have) and WaiverError.
     """
     _check_use(inputs)
+    inputs = replace(inputs, candidates=_asked_once(inputs))
     planned: list[PlannedOp] = []
     violations: list[Violation] = []
     sites = [part for site in inputs.sites for part in _split_by_waivers(inputs, site)]
@@ -88,6 +89,18 @@ def plan_ops(
         [(name, site.request) for site in sites for name in site.names()]
     )
     return PlannedOps(ops=planned, violations=violations)
+
+
+def _asked_once(inputs: PlanInputs) -> CandidateSource:
+    """The source of candidates, asked once for each op: many sites share one."""
+    found: dict[str, Sequence[KernelCandidate]] = {}
+
+    def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        if op not in found:
+            found[op] = inputs.candidates(op, device)
+        return found[op]
+
+    return candidates
 
 
 def _check_use(inputs: PlanInputs) -> None:

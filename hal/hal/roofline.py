@@ -78,12 +78,14 @@ def _link_bound(work: Work, link: GroupLink | None) -> Bound | None:
 def unverified_rates(
     requests: Iterable[OpRequest], device: DeviceSpec, link: GroupLink | None = None
 ) -> list[str]:
-    """The rates that bounds of these requests rest on and that only an unverified source states."""
-    keys = {"memory_bandwidth": "memory bandwidth"}
-    for request in requests:
+    """The rates that bounds of these requests rest on and that only an unverified source states.
+    A rate that nobody states bounds nothing, and without the bandwidth no other one does."""
+    keys = {"memory_bandwidth": "memory bandwidth"} if device.memory_bandwidth else {}
+    for request in requests if keys else ():
         if not isinstance(request, CollectiveRequest):
             unit = needed_work(request, request.tokens.high).unit
-            keys[f"peak_flops.{unit}"] = f"peak rate of {unit}"
+            if device.peak_flops.get(unit):
+                keys[f"peak_flops.{unit}"] = f"peak rate of {unit}"
     found = [
         f"{name} ({device.evidence[key].source})"
         for key, name in keys.items()

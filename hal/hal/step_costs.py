@@ -61,6 +61,11 @@ class StepEstimate:
         return tuple(site.site for site in self.sites if site.us is None)
 
     @property
+    def is_telling(self) -> bool:
+        """Whether at least half of the sites have a bound: the sum of fewer says nothing."""
+        return bool(self.sites) and 2 * len(self.unknown) <= len(self.sites)
+
+    @property
     def lost_us(self) -> float:
         return sum(site.lost_us for site in self.sites if site.lost_us is not None)
 

@@ -44,6 +44,17 @@ def test_every_profile_becomes_a_specification(device: str) -> None:
     assert spec.attributes["p2p"] in ("none", "claimed")
 
 
+def test_a_fabric_counts_one_way_and_a_card_may_be_several_devices() -> None:
+    """The database has the fabric's rate both ways; a collective's bus bandwidth is one way."""
+    both = DATABASE.device("h200-sxm").fabric_bytes_per_s
+    spec = spec_of("h200-sxm")
+    assert both.value is not None
+    assert spec.attributes["fabric_bytes_per_s"] == both.value / 2
+    assert "each way" in spec.evidence["attributes.fabric_bytes_per_s"].source
+    assert "devices_per_card" not in spec.attributes
+    assert spec_of("bi-v150").attributes["devices_per_card"] == 2
+
+
 def test_an_unverified_claim_is_no_feature() -> None:
     spec = spec_of("h20", matrix_dtypes=dtypes("bfloat16 fp6_imagined", "unverified"))
     assert "matrix.fp6_imagined" in spec.unverified_features

@@ -18,7 +18,7 @@ from hal.ops.embedding import EmbeddingRequest
 from hal.plan import OpSite, Plan
 from hal.planner import PlanInputs, create_plan
 from hal.reasons import Reason, ReasonKind
-from hal.step_costs import Step
+from hal.step_costs import SiteCost, Step, StepEstimate
 from hal.tiers import Tier
 from hal.unlocks import unlocks_of
 from hal.violations import Violation, violation_error, violation_lines
@@ -309,3 +309,15 @@ def test_sites_that_lost_the_same_share_a_line_and_waivers_do_not_flood() -> Non
     assert error.remedy.count("[[waiver]]") == 4
     assert "6 more" in error.remedy
     assert "--waiver-template" in error.remedy
+
+
+def test_a_step_of_which_little_is_known_has_no_sum_to_show() -> None:
+    def site(us: float | None) -> SiteCost:
+        return SiteCost(site="s", op="o", choice="c", tier="native", calls=1, us=us, by=None)
+
+    def step(*times: float | None) -> StepEstimate:
+        return StepEstimate(phase="decode", tokens=1, sites=tuple(site(us) for us in times))
+
+    assert step(1.0, None).is_telling
+    assert not step(1.0, None, None).is_telling
+    assert not step().is_telling

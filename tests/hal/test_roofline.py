@@ -18,7 +18,7 @@ from hal.measurements import (
 from hal.ops.formats import FORMATS
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
-from hal.roofline import bound_of, step_bound_us
+from hal.roofline import bound_of, step_bound_us, unverified_rates
 
 BARE = DeviceSpec(
     device_id="cpu:0", vendor="v", backend="cpu", name="n", arch="a", torch_device="cpu"
@@ -61,6 +61,21 @@ def test_no_bound_without_a_measured_rate() -> None:
     without_float = dataclasses.replace(MEASURED, peak_flops={})
     assert bound_of(_gemm("float32"), 1, without_float) is None
     assert step_bound_us([(_gemm("float32"), 3)], 1, BARE) is None
+
+
+def test_rates_that_nobody_states_are_no_unverified_figures() -> None:
+    claim = Evidence(source="a leaflet", found="1", confidence=Confidence.UNVERIFIED)
+    claims = {"memory_bandwidth": claim, "peak_flops.float32": claim}
+    known = dataclasses.replace(MEASURED, evidence=claims)
+    requests = [_gemm("float32")]
+    assert unverified_rates(requests, known) == [
+        "memory bandwidth (a leaflet)",
+        "peak rate of float32 (a leaflet)",
+    ]
+    slow = dataclasses.replace(known, peak_flops={})
+    assert unverified_rates(requests, slow) == ["memory bandwidth (a leaflet)"]
+    # Without the bandwidth nothing is bounded, whatever the peak rates.
+    assert unverified_rates(requests, dataclasses.replace(known, memory_bandwidth=None)) == []
 
 
 def test_a_step_is_the_sum_of_its_calls() -> None:

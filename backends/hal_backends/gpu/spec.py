@@ -149,7 +149,11 @@ def _attributes(
     draft.attribute("host_link_bytes_per_s", profile.host_link_bytes_per_s)
     draft.attributes["fabric"] = profile.fabric.value or "none"
     draft.note("attributes.fabric", profile.fabric)
-    draft.attribute("fabric_bytes_per_s", profile.fabric_bytes_per_s)
+    both_directions = profile.fabric_bytes_per_s
+    if both_directions.is_known:
+        draft.attribute("fabric_bytes_per_s", both_directions.scaled(0.5, "half of it each way"))
+    if profile.torch_devices_per_card > 1:
+        draft.attributes["devices_per_card"] = profile.torch_devices_per_card
     draft.attributes["p2p"] = peer_access(profile.p2p)
     draft.note("attributes.p2p", profile.p2p)
 

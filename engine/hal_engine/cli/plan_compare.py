@@ -84,7 +84,12 @@ def _steps(plans: Sequence[Plan]) -> Table:
         is_whole = all(times) and not any(row.unknown for row in rows)
         table.add_row(
             step_name(rows[0]),
-            *(f"{row.total_us / 1000:,.2f} ms{'+' if row.unknown else ''}" for row in rows),
+            *(
+                f"{row.total_us / 1000:,.2f} ms{'+' if row.unknown else ''}"
+                if row.is_telling
+                else "not known"
+                for row in rows
+            ),
             f"{times[0] / times[-1]:.2f}" if is_whole else "not known",
         )
     return table

@@ -21,7 +21,7 @@ _GIB = float(1 << 30)
 
 def print_report(plan: Plan, console: Console) -> None:
     """Steps, lost fast paths, policy, memory and what is wrong; nothing for what a plan has not."""
-    if any(step.total_us for step in plan.steps):
+    if any(step.is_telling for step in plan.steps):
         console.print(_steps_table(plan))
     losses = collect_losses(plan)
     if losses:
@@ -41,6 +41,9 @@ def _steps_table(plan: Plan) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("most of it")
     for step in plan.steps:
+        if not step.is_telling:
+            table.add_row(step_name(step), "not known", "", "", "")
+            continue
         table.add_row(
             step_name(step),
             f"{step.total_us / 1000:,.2f}{'+' if step.unknown else ''}",
@@ -116,7 +119,7 @@ def collect_losses(plan: Plan) -> list[Loss]:
 def _add_costs(loss: Loss, op: PlannedOp, steps: Iterable[StepEstimate]) -> None:
     for step in steps:
         for site in step.sites:
-            if _is_same(site, op) and site.lost_us is not None and step.total_us:
+            if _is_same(site, op) and site.lost_us is not None and step.is_telling:
                 name = step_name(step)
                 share = loss.lost_shares.get(name, 0.0) + site.lost_us / step.total_us
                 loss.lost_shares[name] = share
@@ -132,7 +135,7 @@ def _is_same(site: SiteCost, op: PlannedOp) -> bool:
 
 
 def _losses_table(plan: Plan, losses: list[Loss]) -> Table:
-    names = [step_name(step) for step in plan.steps if step.total_us]
+    names = [step_name(step) for step in plan.steps if step.is_telling]
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
         title="Lost fast paths, and at least what they cost of a step",
