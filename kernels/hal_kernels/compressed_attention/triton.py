@@ -14,6 +14,7 @@ from hal_kernels.compressed_attention.triton_kernels import _compressed_attentio
 from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
+from hal_kernels.mla_attention.triton_variants import chunks
 
 _PACKED = "v4_584"
 
@@ -38,7 +39,6 @@ def bind(
         "TOP_K": request.top_k,
         "WINDOW": request.window,
         "RATIO": request.compress_ratio,
-        "BLOCK_L": max(16, triton.next_power_of_2(dim)),
         "SPLIT": SPLIT_ENTRIES,
         "PAGE": request.block_size,
         "HAS_SINKS": sinks is not None,
@@ -47,8 +47,13 @@ def bind(
         "WINDOW_IS_PACKED": request.window_format == _PACKED,
         "MAIN_IS_PACKED": request.main_format == _PACKED,
         **options,
+        **chunks(dim, options["CHUNK"]),
     }
-    merge = {"WIDTH": dim, "BLOCK_L": constants["BLOCK_L"], "HAS_SINKS": sinks is not None}
+    merge = {
+        "WIDTH": dim,
+        "BLOCK_L": max(16, triton.next_power_of_2(dim)),
+        "HAS_SINKS": sinks is not None,
+    }
 
     def kernel(
         q: torch.Tensor,

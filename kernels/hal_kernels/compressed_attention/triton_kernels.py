@@ -12,8 +12,10 @@ import triton.language as tl
 from hal_kernels.kv_write.packed_rows import decode_e4m3, decode_ue8m0, pages_of
 from hal_kernels.mla_attention.shared_rows import (
     held_or_loaded,
+    query_chunks,
     softmax_step,
     store_heads,
+    weighted_sums,
     with_sink,
 )
 
@@ -25,39 +27,55 @@ _SCALE_BYTES = tl.constexpr(8)
 
 
 @triton.jit
-def _row_tile(
-    rows_ptr, tails_ptr, page, row, visible, stride_page, stride_row,
-    DIM: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
+def _row_chunk(
+    rows_ptr, tails_ptr, page, row, offs, visible, stride_page, stride_row, FIRST: tl.constexpr,
+    DIM: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
     IS_PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Rows [BLOCK_N, BLOCK_L], in bfloat16 where they are packed (v4_584)."""
-    offs_l = tl.arange(0, BLOCK_L)
+    """The columns offs, from FIRST on, of these rows [BLOCK_N, CHUNK], in bfloat16 where they are
+    packed (v4_584)."""
     base = page * stride_page + row * stride_row
     if IS_PACKED:
-        is_value = offs_l < _QUANTIZED
-        ptrs = rows_ptr + base[:, None] + offs_l[None, :]
+        is_value = offs < _QUANTIZED
+        ptrs = rows_ptr + base[:, None] + offs[None, :]
         bits = tl.load(ptrs, mask=visible[:, None] & is_value[None, :], other=0)
-        at = page * stride_page + PAGE * _DATA_BYTES + row * _SCALE_BYTES
-        groups = rows_ptr + at[:, None] + tl.arange(0, BLOCK_L // _GROUP)[None, :]
+        at = page * stride_page + PAGE * _DATA_BYTES + row * _SCALE_BYTES + FIRST // _GROUP
+        groups = rows_ptr + at[:, None] + tl.arange(0, CHUNK // _GROUP)[None, :]
         scales = decode_ue8m0(tl.load(groups, mask=visible[:, None], other=127))
-        wide = decode_e4m3(bits).reshape(BLOCK_N, BLOCK_L // _GROUP, _GROUP) * scales[:, :, None]
-        values = wide.to(tl.bfloat16).reshape(BLOCK_N, BLOCK_L)
-        in_tail = visible[:, None] & (offs_l >= _QUANTIZED)[None, :]
-        # The tail begins at byte 448; the address of column 448 is that of its first value.
-        tail_ptrs = tails_ptr + (base // 2)[:, None] + (offs_l - _QUANTIZED // 2)[None, :]
-        rows = tl.where(is_value[None, :], values, tl.load(tail_ptrs, mask=in_tail, other=0.0))
+        wide = decode_e4m3(bits).reshape(BLOCK_N, CHUNK // _GROUP, _GROUP) * scales[:, :, None]
+        rows = wide.to(tl.bfloat16).reshape(BLOCK_N, CHUNK)
+        if FIRST + CHUNK > _QUANTIZED:
+            # The tail begins at byte 448, which is the address of column 448 less 224 values.
+            in_tail = visible[:, None] & (offs >= _QUANTIZED)[None, :]
+            tails = tails_ptr + (base // 2)[:, None] + (offs - _QUANTIZED // 2)[None, :]
+            rows = tl.where(is_value[None, :], rows, tl.load(tails, mask=in_tail, other=0.0))
     else:
-        held = visible[:, None] & (offs_l < DIM)[None, :]
-        rows = tl.load(rows_ptr + base[:, None] + offs_l[None, :], mask=held, other=0.0)
+        held = visible[:, None] & (offs < DIM)[None, :]
+        rows = tl.load(rows_ptr + base[:, None] + offs[None, :], mask=held, other=0.0)
     return rows
 
 
 @triton.jit
-def _attend(q, rows, visible, scale, acc, peak, total):
+def _attend(
+    q, q_ptrs, heads, rows_ptr, tails_ptr, page, row, visible, scale, accs, peak, total,
+    stride_page, stride_row,
+    DIM: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr, IS_PACKED: tl.constexpr, RELOADS_Q: tl.constexpr,
+):  # fmt: skip
     """Sums after a tile of rows, which are keys and values."""
-    scores = tl.dot(q, tl.trans(rows)) * scale
-    weights, decay, peak, total = softmax_step(scores, visible, peak, total)
-    return tl.dot(weights.to(rows.dtype), rows, acc * decay[:, None]), peak, total
+    scores = tl.zeros((peak.shape[0], BLOCK_N), dtype=tl.float32)
+    tiles = ()
+    for chunk in tl.static_range(CHUNKS):
+        offs = chunk * CHUNK + tl.arange(0, CHUNK)
+        tile = _row_chunk(
+            rows_ptr, tails_ptr, page, row, offs, visible, stride_page, stride_row, chunk * CHUNK,
+            DIM, CHUNK, BLOCK_N, PAGE, IS_PACKED,
+        )  # fmt: skip
+        q_chunk = held_or_loaded(q[chunk], q_ptrs, heads, offs, DIM, RELOADS_Q)
+        scores = tl.dot(q_chunk, tl.trans(tile), scores)
+        tiles = tiles + (tile,)
+    weights, decay, peak, total = softmax_step(scores * scale, visible, peak, total)
+    return weighted_sums(accs, weights, tiles, decay, CHUNKS), peak, total
 
 
 @triton.jit
@@ -68,9 +86,10 @@ def _compressed_attention_kernel(
     scale, num_splits, stride_q, stride_indices, stride_window_table, stride_main_table,
     stride_window_page, stride_window_row, stride_main_page, stride_main_row,
     HEADS: tl.constexpr, DIM: tl.constexpr, TOP_K: tl.constexpr, WINDOW: tl.constexpr,
-    RATIO: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, PAGE: tl.constexpr, HAS_SINKS: tl.constexpr, IS_WHOLE: tl.constexpr,
-    WINDOW_IS_PACKED: tl.constexpr, MAIN_IS_PACKED: tl.constexpr, RELOADS_Q: tl.constexpr,
+    RATIO: tl.constexpr, BLOCK_H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_WHOLE: tl.constexpr, WINDOW_IS_PACKED: tl.constexpr, MAIN_IS_PACKED: tl.constexpr,
+    RELOADS_Q: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a sequence and split of SPLIT entries, block of heads, sequence).
 
@@ -90,11 +109,11 @@ def _compressed_attention_kernel(
     token = (start + query).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     heads = head < HEADS
-    offs_l = tl.arange(0, BLOCK_L)
-    q_ptrs = q_TD_ptr + token * stride_q + head[:, None] * DIM + offs_l[None, :]
-    held = heads[:, None] & (offs_l < DIM)[None, :]
-    q = tl.load(q_ptrs, mask=held, other=0.0)
-    acc = tl.zeros((BLOCK_H, BLOCK_L), dtype=tl.float32)
+    q_ptrs = q_TD_ptr + token * stride_q + head[:, None] * DIM
+    q = query_chunks(q_ptrs, heads, DIM, CHUNK, CHUNKS)
+    accs = ()
+    for _ in tl.static_range(CHUNKS):
+        accs = accs + (tl.zeros((BLOCK_H, CHUNK), dtype=tl.float32),)
     peak = tl.full((BLOCK_H,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_H,), dtype=tl.float32)
     if split == 0:
@@ -103,12 +122,11 @@ def _compressed_attention_kernel(
             positions = key + tl.arange(0, BLOCK_N)
             visible = positions <= at
             page, row = pages_of(table, positions, visible, PAGE), positions % PAGE
-            rows = _row_tile(
-                window_ptr, window_tails_ptr, page, row, visible, stride_window_page,
-                stride_window_row, DIM, BLOCK_L, BLOCK_N, PAGE, WINDOW_IS_PACKED,
+            accs, peak, total = _attend(
+                q, q_ptrs, heads, window_ptr, window_tails_ptr, page, row, visible, scale,
+                accs, peak, total, stride_window_page, stride_window_row,
+                DIM, CHUNK, CHUNKS, BLOCK_N, PAGE, WINDOW_IS_PACKED, RELOADS_Q,
             )  # fmt: skip
-            q_now = held_or_loaded(q, q_ptrs, held, RELOADS_Q)
-            acc, peak, total = _attend(q_now, rows, visible, scale, acc, peak, total)
     if RATIO > 0:
         complete = (at + 1) // RATIO
         first, end = 0, complete
@@ -126,20 +144,23 @@ def _compressed_attention_kernel(
                 visible = (entries >= 0) & (entries < complete)
                 entries = tl.where(visible, entries, 0)
             page, row = pages_of(table, entries, visible, PAGE), entries % PAGE
-            rows = _row_tile(
-                main_ptr, main_tails_ptr, page, row, visible, stride_main_page,
-                stride_main_row, DIM, BLOCK_L, BLOCK_N, PAGE, MAIN_IS_PACKED,
+            accs, peak, total = _attend(
+                q, q_ptrs, heads, main_ptr, main_tails_ptr, page, row, visible, scale,
+                accs, peak, total, stride_main_page, stride_main_row,
+                DIM, CHUNK, CHUNKS, BLOCK_N, PAGE, MAIN_IS_PACKED, RELOADS_Q,
             )  # fmt: skip
-            q_now = held_or_loaded(q, q_ptrs, held, RELOADS_Q)
-            acc, peak, total = _attend(q_now, rows, visible, scale, acc, peak, total)
     at_head = token * HEADS + head
     if IS_WHOLE:
         if HAS_SINKS:
             sinks = tl.load(sinks_H_ptr + head, mask=heads, other=0.0).to(tl.float32)
-            acc, total = with_sink(acc, peak, total, sinks)
+            decay, total = with_sink(peak, total, sinks)
+            scaled = ()
+            for chunk in tl.static_range(CHUNKS):
+                scaled = scaled + (accs[chunk] * decay[:, None],)
+            accs = scaled
     else:
         at_head = at_head * num_splits + split
     store_heads(
-        out_ptr, peak_THS_ptr, total_THS_ptr, acc, peak, total, at_head, heads, offs_l,
-        DIM, IS_WHOLE,
+        out_ptr, peak_THS_ptr, total_THS_ptr, accs, peak, total, at_head, heads,
+        DIM, CHUNK, CHUNKS, IS_WHOLE,
     )  # fmt: skip

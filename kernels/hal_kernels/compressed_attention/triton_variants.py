@@ -56,7 +56,7 @@ def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -
             "TOP_K": top_k,
             "WINDOW": 128,
             "RATIO": ratio,
-            "BLOCK_L": 512,
+            "CHUNKS": 512 // options["CHUNK"],
             "SPLIT": SPLIT_ENTRIES,
             "PAGE": 64,
             "HAS_SINKS": True,

@@ -12,7 +12,7 @@ _PROGRAM_ENTRIES = 2048
 
 def tiles(pool_size: int) -> dict[str, int]:
     """Entries of a step; of pools as many as give so many tokens."""
-    entries = _PROGRAM_ENTRIES if pool_size == 1 else 512
+    entries = _PROGRAM_ENTRIES if pool_size == 1 else 256
     return {"BLOCK": entries, "num_warps": 8}
 
 

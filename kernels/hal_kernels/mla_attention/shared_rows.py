@@ -13,11 +13,27 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def held_or_loaded(q, q_ptrs, held, RELOADS_Q: tl.constexpr):
-    """The query's tile for one step. Every warp multiplies all of it, so where registers are few it
-    is better read again (a volatile load stays in its loop) than kept over the loop."""
+def query_chunks(
+    q_ptrs, heads, WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """The columns of a query's heads in chunks, as tiles [BLOCK_H, CHUNK]."""
+    chunks = ()
+    for chunk in tl.static_range(CHUNKS):
+        offs = chunk * CHUNK + tl.arange(0, CHUNK)
+        held = heads[:, None] & (offs < WIDTH)[None, :]
+        chunks = chunks + (tl.load(q_ptrs + offs[None, :], mask=held, other=0.0),)
+    return chunks
+
+
+@triton.jit
+def held_or_loaded(
+    q, q_ptrs, heads, offs, WIDTH: tl.constexpr, RELOADS_Q: tl.constexpr
+):  # fmt: skip
+    """The query's chunk for one step. Every warp multiplies all of it, so where registers are few
+    it is better read again (a volatile load stays in its loop) than kept over the loop."""
     if RELOADS_Q:
-        q = tl.load(q_ptrs, mask=held, other=0.0, volatile=True)
+        held = heads[:, None] & (offs < WIDTH)[None, :]
+        q = tl.load(q_ptrs + offs[None, :], mask=held, other=0.0, volatile=True)
     return q
 
 
@@ -35,22 +51,35 @@ def softmax_step(scores, visible, peak, total):
 
 
 @triton.jit
+def weighted_sums(accs, weights, tiles, decay, CHUNKS: tl.constexpr):
+    """Sums of values after a step, chunk by chunk of the row's columns."""
+    new = ()
+    for chunk in tl.static_range(CHUNKS):
+        tile = tiles[chunk]
+        new = new + (tl.dot(weights.to(tile.dtype), tile, accs[chunk] * decay[:, None]),)
+    return new
+
+
+@triton.jit
 def store_heads(
-    out_ptr, peak_ptr, total_ptr, acc, peak, total, at, heads, offs_l,
-    WIDTH: tl.constexpr, IS_WHOLE: tl.constexpr,
+    out_ptr, peak_ptr, total_ptr, accs, peak, total, at, heads,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The result of heads whose keys were all seen here (IS_WHOLE), or the parts of a split.
 
     at: index of each head in units of WIDTH values.
     """
-    held = heads[:, None] & (offs_l < WIDTH)[None, :]
-    if IS_WHOLE:
-        acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    else:
+    if not IS_WHOLE:
         tl.store(peak_ptr + at, peak, mask=heads)
         tl.store(total_ptr + at, total, mask=heads)
-    out_ptrs = out_ptr + at[:, None] * WIDTH + offs_l[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=held)
+    for chunk in tl.static_range(CHUNKS):
+        offs = chunk * CHUNK + tl.arange(0, CHUNK)
+        acc = accs[chunk]
+        if IS_WHOLE:
+            acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        out_ptrs = out_ptr + at[:, None] * WIDTH + offs[None, :]
+        held = heads[:, None] & (offs < WIDTH)[None, :]
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=held)
 
 
 @triton.jit
@@ -77,18 +106,19 @@ def _merge_splits_kernel(
         total = total * mine + tl.load(total_THS_ptr + base + split) * other
         peak = new_peak
     if HAS_SINKS:
-        acc, total = with_sink(acc, peak, total, tl.load(sinks_H_ptr + head).to(tl.float32))
+        decay, total = with_sink(peak, total, tl.load(sinks_H_ptr + head).to(tl.float32))
+        acc *= decay[:, None]
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_ptrs = out_TD_ptr + row * stride_out + head * WIDTH + offs[None, :]
     tl.store(out_ptrs, out.to(out_TD_ptr.dtype.element_ty), mask=(offs < WIDTH)[None, :])
 
 
 @triton.jit
-def with_sink(acc, peak, total, sink):
-    """Sums of rows with one more logit `sink` without a value."""
+def with_sink(peak, total, sink):
+    """(decay of the sums of values, sum of weights) with one more logit `sink` without a value."""
     logit = sink * LOG2_E
     new_peak = tl.maximum(peak, logit)
     # A logit of -inf beside a row that has seen nothing leaves nothing to compare.
     floor = tl.where(new_peak == -float("inf"), 0.0, new_peak)
     decay = tl.exp2(peak - floor)
-    return acc * decay[:, None], total * decay + tl.exp2(logit - floor)
+    return decay, total * decay + tl.exp2(logit - floor)

@@ -13,7 +13,7 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_kernels import _mla_attention_kernel
-from hal_kernels.mla_attention.triton_variants import SPLIT_KEYS, tiles
+from hal_kernels.mla_attention.triton_variants import SPLIT_KEYS, chunks, tiles
 
 _SCALE_START, _TAIL_START, _ROW_BYTES = 512, 528, 656  # of a row of fp8_656
 
@@ -31,7 +31,6 @@ def bind(
         "RANK": request.kv_lora_rank,
         "ROPE": request.rope_dim,
         "TOP_K": request.top_k,
-        "BLOCK_L": max(16, triton.next_power_of_2(request.kv_lora_rank)),
         "BLOCK_R": max(16, triton.next_power_of_2(max(1, request.rope_dim))),
         "SPLIT": SPLIT_KEYS,
         "PAGE": request.block_size,
@@ -40,9 +39,10 @@ def bind(
         # A prompt has programs enough, and parts of all its queries would fill the memory.
         "IS_WHOLE": request.phase != "decode",
         **options,
+        **chunks(request.kv_lora_rank, options["CHUNK"]),
     }
     heads, rank = request.num_heads, request.kv_lora_rank
-    merge = {"WIDTH": rank, "BLOCK_L": constants["BLOCK_L"], "HAS_SINKS": False}
+    merge = {"WIDTH": rank, "BLOCK_L": max(16, triton.next_power_of_2(rank)), "HAS_SINKS": False}
 
     def kernel(
         q: torch.Tensor,

@@ -10,26 +10,33 @@ import triton
 import triton.language as tl
 
 from hal_kernels.kv_write.packed_rows import decode_e4m3, pages_of
-from hal_kernels.mla_attention.shared_rows import held_or_loaded, softmax_step, store_heads
+from hal_kernels.mla_attention.shared_rows import (
+    held_or_loaded,
+    query_chunks,
+    softmax_step,
+    store_heads,
+    weighted_sums,
+)
 
 
 @triton.jit
-def _latent_tile(
-    rows_ptr, scales_ptr, page, row, inside, stride_page, stride_row,
-    stride_scale_page, stride_scale_row, scale_start,
-    RANK: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, IS_PACKED: tl.constexpr,
+def _latent_chunk(
+    rows_ptr, scales_ptr, page, row, offs, inside, stride_page, stride_row,
+    stride_scale_page, stride_scale_row, scale_start, FIRST: tl.constexpr,
+    RANK: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, IS_PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Latent parts [BLOCK_N, BLOCK_L] of these rows, in bfloat16 where they are packed."""
-    offs_l = tl.arange(0, BLOCK_L)
-    held = inside[:, None] & (offs_l < RANK)[None, :]
-    ptrs = rows_ptr + (page * stride_page + row * stride_row)[:, None] + offs_l[None, :]
+    """The columns offs, from FIRST on, of the latent parts of these rows [BLOCK_N, CHUNK], in
+    bfloat16 where they are packed: then 128 of them share a scale."""
+    held = inside[:, None] & (offs < RANK)[None, :]
+    ptrs = rows_ptr + (page * stride_page + row * stride_row)[:, None] + offs[None, :]
     if IS_PACKED:
+        GROUP: tl.constexpr = min(CHUNK, 128)
         values = decode_e4m3(tl.load(ptrs, mask=held, other=0))
-        at = page * stride_scale_page + row * stride_scale_row + scale_start
-        groups = scales_ptr + at[:, None] + tl.arange(0, BLOCK_L // 128)[None, :]
+        at = page * stride_scale_page + row * stride_scale_row + scale_start + FIRST // 128
+        groups = scales_ptr + at[:, None] + tl.arange(0, CHUNK // GROUP)[None, :]
         scales = tl.load(groups, mask=inside[:, None], other=1.0)
-        wide = values.reshape(BLOCK_N, BLOCK_L // 128, 128) * scales[:, :, None]
-        latent = wide.to(tl.bfloat16).reshape(BLOCK_N, BLOCK_L)
+        wide = values.reshape(BLOCK_N, CHUNK // GROUP, GROUP) * scales[:, :, None]
+        latent = wide.to(tl.bfloat16).reshape(BLOCK_N, CHUNK)
     else:
         latent = tl.load(ptrs, mask=held, other=0.0)
     return latent
@@ -43,9 +50,9 @@ def _mla_attention_kernel(
     stride_scale_page, stride_scale_row, scale_start,
     stride_tail_page, stride_tail_row, tail_start,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, TOP_K: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_PACKED: tl.constexpr,
-    IS_WHOLE: tl.constexpr, RELOADS_Q: tl.constexpr,
+    BLOCK_H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    IS_PACKED: tl.constexpr, IS_WHOLE: tl.constexpr, RELOADS_Q: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a sequence and split of SPLIT keys, block of heads, sequence).
 
@@ -73,15 +80,16 @@ def _mla_attention_kernel(
     token = (start + query).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     heads = head < HEADS
-    offs_l, offs_r = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_R)
+    offs_c, offs_r = tl.arange(0, CHUNK), tl.arange(0, BLOCK_R)
     q_ptrs = q_TD_ptr + token * stride_q + head[:, None] * (RANK + ROPE)
-    held = heads[:, None] & (offs_l < RANK)[None, :]
-    q = tl.load(q_ptrs + offs_l[None, :], mask=held, other=0.0)
+    q = query_chunks(q_ptrs, heads, RANK, CHUNK, CHUNKS)
     if ROPE > 0:
         rotary = heads[:, None] & (offs_r < ROPE)[None, :]
         q_rope = tl.load(q_ptrs + RANK + offs_r[None, :], mask=rotary, other=0.0)
     table = table_BW_ptr + sequence.to(tl.int64) * stride_table
-    acc = tl.zeros((BLOCK_H, BLOCK_L), dtype=tl.float32)
+    accs = ()
+    for _ in tl.static_range(CHUNKS):
+        accs = accs + (tl.zeros((BLOCK_H, CHUNK), dtype=tl.float32),)
     peak = tl.full((BLOCK_H,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for key in range(first, end, BLOCK_N):
@@ -93,23 +101,29 @@ def _mla_attention_kernel(
             visible = (positions >= 0) & (positions < seen)
             positions = tl.where(visible, positions, 0)
         page, row = pages_of(table, positions, visible, PAGE), positions % PAGE
-        latent = _latent_tile(
-            rows_ptr, scales_ptr, page, row, visible, stride_page, stride_row,
-            stride_scale_page, stride_scale_row, scale_start, RANK, BLOCK_L, BLOCK_N, IS_PACKED,
-        )  # fmt: skip
-        q_now = held_or_loaded(q, q_ptrs + offs_l[None, :], held, RELOADS_Q)
-        scores = tl.dot(q_now, tl.trans(latent))
+        scores = tl.zeros((BLOCK_H, BLOCK_N), dtype=tl.float32)
         if ROPE > 0:
             at = page * stride_tail_page + row * stride_tail_row + tail_start
             tails = tails_ptr + at[:, None] + offs_r[None, :]
             in_tail = visible[:, None] & (offs_r < ROPE)[None, :]
             scores = tl.dot(q_rope, tl.trans(tl.load(tails, mask=in_tail, other=0.0)), scores)
+        tiles = ()
+        for chunk in tl.static_range(CHUNKS):
+            offs = chunk * CHUNK + offs_c
+            tile = _latent_chunk(
+                rows_ptr, scales_ptr, page, row, offs, visible, stride_page, stride_row,
+                stride_scale_page, stride_scale_row, scale_start, chunk * CHUNK,
+                RANK, CHUNK, BLOCK_N, IS_PACKED,
+            )  # fmt: skip
+            q_chunk = held_or_loaded(q[chunk], q_ptrs, heads, offs, RANK, RELOADS_Q)
+            scores = tl.dot(q_chunk, tl.trans(tile), scores)
+            tiles = tiles + (tile,)
         weights, decay, peak, total = softmax_step(scores * scale, visible, peak, total)
-        acc = tl.dot(weights.to(latent.dtype), latent, acc * decay[:, None])
+        accs = weighted_sums(accs, weights, tiles, decay, CHUNKS)
     at_head = token * HEADS + head
     if not IS_WHOLE:
         at_head = at_head * num_splits + split
     store_heads(
-        out_ptr, peak_THS_ptr, total_THS_ptr, acc, peak, total, at_head, heads, offs_l,
-        RANK, IS_WHOLE,
+        out_ptr, peak_THS_ptr, total_THS_ptr, accs, peak, total, at_head, heads,
+        RANK, CHUNK, CHUNKS, IS_WHOLE,
     )  # fmt: skip

@@ -14,13 +14,22 @@ PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
 SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
 
 
+def chunks(columns: int, most: int) -> dict[str, int]:
+    """Chunks of at most so many columns, a power of two, in which a row is multiplied."""
+    padded = max(16, 1 << (columns - 1).bit_length())
+    size = min(padded, most)
+    return {"CHUNK": size, "CHUNKS": padded // size}
+
+
 def tiles(target: Target, kv_format: str) -> dict[str, Any]:
     """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
     that are unpacked pass through them too."""
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
+        is_rdna3 = target.arch.startswith("gfx11")  # its operands are held twice
         return {
             "BLOCK_H": 16,
+            "CHUNK": 512 if is_cdna else 64 if is_rdna3 else 128,
             "BLOCK_N": 32 if is_cdna and kv_format == "bf16" else 16,
             "RELOADS_Q": not is_cdna,
             "num_warps": 4 if is_cdna else 8,
@@ -29,6 +38,7 @@ def tiles(target: Target, kv_format: str) -> dict[str, Any]:
     is_packed = kv_format != "bf16"
     return {
         "BLOCK_H": 16,
+        "CHUNK": 512,
         "BLOCK_N": 16 if is_packed else 32,
         "RELOADS_Q": False,
         "num_warps": 8 if is_packed else 4,
@@ -71,7 +81,7 @@ def _variant(target: Target, kv_format: str, phase: str, *, top_k: int) -> Kerne
             "RANK": 512,
             "ROPE": 64,
             "TOP_K": top_k,
-            "BLOCK_L": 512,
+            "CHUNKS": 512 // options["CHUNK"],
             "BLOCK_R": 64,
             "SPLIT": SPLIT_KEYS,
             "PAGE": 64,
