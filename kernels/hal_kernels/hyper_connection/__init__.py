@@ -1,0 +1,1 @@
+"""Residual streams mixed before and after a sublayer."""
