@@ -9,8 +9,8 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.quantize import QuantizeRequest
-from hal_kernels.quantize.triton_kernels import _quantize_groups_kernel
-from hal_kernels.quantize.triton_variants import LARGEST
+from hal_kernels.quantize.triton_kernels import _quantize_fp4_kernel, _quantize_groups_kernel
+from hal_kernels.quantize.triton_variants import FP4, LARGEST
 
 _PROGRAM_VALUES = 2048  # of one program: 16 a thread at 4 warps
 
@@ -40,8 +40,29 @@ def bind_quantize_groups(*, group: int, out_dtype: str, is_ue8m0: bool) -> Quant
     return kernel
 
 
+def bind_quantize_fp4(*, group: int, is_ue8m0: bool) -> Quantizer:
+    """kernel(x[T, K]) -> (uint8 [T, K / 2], scales [T, K / group]: uint8 codes or e4m3 values)."""
+
+    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, width = x.shape
+        groups = width // group
+        block = max(1, min(_PROGRAM_VALUES // group, triton.next_power_of_2(groups)))
+        y = torch.empty((rows, width // 2), dtype=torch.uint8, device=x.device)
+        scale = torch.empty((rows, groups), dtype=torch.uint8, device=x.device)
+        if rows:
+            _quantize_fp4_kernel[(rows, -(-groups // block))](
+                x, y, scale, x.stride(0), width, groups,
+                GROUP=group, BLOCK_G=block, IS_UE8M0=is_ue8m0,
+            )  # fmt: skip
+        return y, scale if is_ue8m0 else scale.view(torch.float8_e4m3fn)
+
+    return kernel
+
+
 def bind(request: QuantizeRequest, device: DeviceSpec) -> Quantizer:
     """The kernel of a request that `triton_limits` has nothing against."""
+    if request.out_dtype in FP4:
+        return bind_quantize_fp4(group=request.group_size, is_ue8m0=request.scale_dtype == "ue8m0")
     return bind_quantize_groups(
         group=request.group_size,
         out_dtype=request.out_dtype,

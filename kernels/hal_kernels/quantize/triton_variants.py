@@ -8,6 +8,7 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 LARGEST = {"int8": 127.0, "fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0}
+FP4 = ("mxfp4", "nvfp4")
 
 
 def _quantize(target: Target) -> Sequence[KernelVariant]:
@@ -41,9 +42,27 @@ def _quantize(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def _fp4(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=config,
+            pointers={"x_RK_ptr": "bfloat16", "y_RB_ptr": "uint8", "scale_RG_ptr": "uint8"},
+            scalars=dict.fromkeys(("stride_x", "K", "num_groups"), "i32"),
+            divisible=frozenset({"stride_x", "K"}),
+            constants={"GROUP": group, "BLOCK_G": 2048 // group, "IS_UE8M0": is_ue8m0},
+        )
+        for config, group, is_ue8m0 in (("mxfp4", 32, True), ("nvfp4", 16, False))
+    )
+
+
 KERNELS = (
     TritonKernel(
         name="quantize.groups", op="quantize", module="hal_kernels.quantize.triton_kernels",
         function="_quantize_groups_kernel", variants=_quantize, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="quantize.fp4", op="quantize", module="hal_kernels.quantize.triton_kernels",
+        function="_quantize_fp4_kernel", variants=_fp4, uses_matrix_unit=False,
     ),
 )  # fmt: skip
