@@ -98,6 +98,12 @@ def test_packed_rows(phase: str) -> None:
     check(request_of("v4_584", phase, num_heads=3), DECODE if phase == "decode" else PREFILL)
 
 
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
+def test_packed_rows_in_chunks_of_columns(arch: str) -> None:
+    for phase in ("decode", "prefill"):
+        check(request_of("v4_584", phase, num_heads=3), [(37, 1), (3, 1)], arch)
+
+
 def test_the_window_alone() -> None:
     for phase in ("decode", "prefill"):
         check(request_of("bf16", phase, top_k=0, compress_ratio=0), [(40, 1), (2, 1), (30, 1)])

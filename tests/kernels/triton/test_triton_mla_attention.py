@@ -74,6 +74,12 @@ def test_several_new_tokens_in_a_decode() -> None:
     check(request_of("small", "decode", top_k=64), [(40, 3), (9, 1)], "gfx1100")
 
 
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
+def test_rows_in_chunks_of_columns(arch: str) -> None:
+    for kv_format in ("fp8_656", "bf16"):
+        check(request_of("v3", "decode", kv_format=kv_format), [(37, 1), (2, 1)], arch)
+
+
 def test_attention_that_is_not_causal() -> None:
     check(request_of("small", "prefill", is_causal=False), [(20, 4)])
     check(request_of("small", "prefill", is_causal=False, top_k=64), [(20, 4)])
