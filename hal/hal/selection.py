@@ -302,18 +302,28 @@ def _us(value: float | None) -> str:
 
 def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPath | None:
     """The best candidate that this device could run if something were fixed, or the floor."""
-    for loser in rejected:
-        fixable = all(r.kind.is_attainable for r in loser.reasons)
-        if fixable and loser.tier > choice.tier:
-            return LostFastPath(better=loser.name, better_tier=loser.tier, reasons=loser.reasons)
+    fixable = [
+        loser
+        for loser in rejected
+        if loser.tier > choice.tier and all(r.kind.is_attainable for r in loser.reasons)
+    ]
+    if fixable:
+        # Of the best tier the one that is nearest to serving: what can be installed or written
+        # before what somebody's kernel has no form for. `min` keeps the rank among equals.
+        better = min(fixable, key=lambda loser: (-loser.tier, _gaps(loser)))
+        return LostFastPath(better=better.name, better_tier=better.tier, reasons=better.reasons)
     if choice.tier < FLOOR_TIER:
-        out_of_reach = tuple(
+        capable = [loser for loser in rejected if loser.tier >= FLOOR_TIER]
+        meant = [
             loser
-            for loser in rejected
-            if loser.tier >= FLOOR_TIER
-            and all(reason.kind is not ReasonKind.SCOPE for reason in loser.reasons)
-        )
+            for loser in capable
+            if all(reason.kind is not ReasonKind.SCOPE for reason in loser.reasons)
+        ]
         return LostFastPath(
-            better="", better_tier=FLOOR_TIER, reasons=(), out_of_reach=out_of_reach
+            better="", better_tier=FLOOR_TIER, reasons=(), out_of_reach=tuple(meant or capable)
         )
     return None
+
+
+def _gaps(loser: Rejection) -> int:
+    return sum(reason.kind is ReasonKind.ARGUMENT for reason in loser.reasons)

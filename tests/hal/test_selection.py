@@ -378,6 +378,35 @@ def test_the_same_tier_behind_a_fixable_reason_is_not_lost(candidate: Any, gemm:
 
 
 @pytest.mark.parametrize("tier", [t for t in Tier if t < FLOOR_TIER])
+def test_what_is_nearest_to_serving_is_what_was_lost(candidate: Any, gemm: Any) -> None:
+    argument, missing = ReasonKind.ARGUMENT, ReasonKind.MISSING
+    offered = [
+        candidate("a.library", Tier.NATIVE, unmet=[argument, ReasonKind.SOFTWARE]),
+        candidate("b.ours", Tier.NATIVE, unmet=[missing]),
+        candidate("c.lower", Tier.TUNED, unmet=[missing]),
+        candidate("d.runs", Tier.PORTABLE),
+    ]
+    lost = select(gemm(), offered, NO_RULES).lost
+    assert lost is not None
+    assert lost.better == "b.ours"  # not the first by name, whose kernel has no form for it
+    # Among equals the rank decides, and a gap is still a loss where there is nothing nearer.
+    lost = select(gemm(), [offered[0], offered[3]], NO_RULES).lost
+    assert lost is not None
+    assert lost.better == "a.library"
+
+
+def test_a_candidate_for_something_else_is_named_where_there_is_no_other(
+    candidate: Any, gemm: Any
+) -> None:
+    offered = [
+        candidate("panels", Tier.NATIVE, unmet=[ReasonKind.SCOPE]),
+        candidate("plain", Tier.REFERENCE),
+    ]
+    decision = select(gemm(), offered, NO_RULES)
+    assert decision.lost is not None
+    assert "panels (scope limit: required more" in decision.lost.describe(decision.choice)
+
+
 def test_a_choice_below_the_floor_is_lost_and_says_what_is_out_of_reach(
     candidate: Any, gemm: Any, tier: Tier
 ) -> None:

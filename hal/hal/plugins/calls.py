@@ -98,11 +98,12 @@ class Plugin:
         )
 
     def measure_device(self, device: DeviceSpec) -> DeviceSpec:
-        """`hal_measure_device`: the same device with measured rates."""
-        return self._required(
+        """`hal_measure_device`: the same device with measured rates; as it is without the hook."""
+        return self._optional(
             "hal_measure_device",
             {"device": device},
             lambda answer: checked_data(DeviceSpec, answer),
+            device,
         )
 
     def kernel_candidates(self, op: str, device: DeviceSpec) -> tuple[KernelCandidate, ...]:
