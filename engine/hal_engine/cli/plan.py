@@ -140,6 +140,13 @@ def _plan(session: args.Session, name: str, count: int | None, software: Mapping
     if name == "all":
         spec, size = present_group(backends.registry)
         count = size if count is None else count
+        if count > size:
+            raise SettingsError(
+                "number of devices",
+                f"at most the {size} of this host",
+                f"x{count}",
+                "name a device instead of all: a group of it need not be here",
+            )
     else:
         spec = device_or_profile(backends.registry, name, software)
     options = session.options
