@@ -26,6 +26,7 @@ from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
+from hal_kernels.sampling import triton_variants as sampling
 
 _KERNELS: tuple[TritonKernel, ...] = (
     *activation.KERNELS,
@@ -46,6 +47,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *norm.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,
+    *sampling.KERNELS,
 )
 
 CATALOGUE: Mapping[str, TritonKernel] = MappingProxyType({k.name: k for k in _KERNELS})

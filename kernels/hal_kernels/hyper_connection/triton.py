@@ -146,4 +146,4 @@ def _flat(streams: torch.Tensor) -> torch.Tensor:
 
 
 def _columns(hidden: int) -> int:
-    return min(BLOCK_D, triton.next_power_of_2(hidden))
+    return min(BLOCK_D, int(triton.next_power_of_2(hidden)))
