@@ -3,46 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 
 from hal.device import DeviceSpec
-from hal.errors import BindingError
-from hal.ops.index_top_k import IndexTopKRequest
-from hal_kernels.index_top_k.triton_kernels import _index_top_k_kernel
-from hal_kernels.index_top_k.triton_limits import not_written_reasons
-from hal_kernels.index_top_k.triton_variants import tiles
-
-IndexTopK = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
+from hal_kernels.index_top_k.triton_kernels import _block_maxima_kernel, _index_top_k_kernel
+from hal_kernels.index_top_k.triton_variants import PROGRAM_BLOCKS, tiles
 
 
-def bind(request: IndexTopKRequest, device: DeviceSpec) -> IndexTopK:
-    """kernel(logits float32 [T, entries], visible int32 [T]) -> int32 [T, width].
-
-    Lists are by rising index. Raises BindingError for what `triton_limits` rejects.
+def bind(request: IndexTopKRequest, device: DeviceSpec) -> Callable[..., Any]:
+    """kernel(logits float32 [T, entries], visible int32 [T], candidates=None) -> int32 [T, width],
+    with int32 [T, candidate_blocks] where the request publishes them. Lists are by rising index,
+    with candidates by theirs; these name no block twice.
     """
-    for reason in not_written_reasons(request):
-        raise BindingError(
-            f"Triton index lists for {request.label}: {reason.what}",
-            reason.required,
-            reason.found,
-            "select another",
-        )
+    is_limited = request.candidate_blocks > 0 and not request.publishes_candidates
+    choose = _bind_radix(
+        request.top_k, request.pool_size, request.candidate_blocks if is_limited else 0
+    )
+    choose_blocks = _bind_radix(max(1, request.candidate_blocks), 1, 0)
+
+    def kernel(
+        logits: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor | None = None
+    ) -> Any:
+        if (candidates is not None) != is_limited:
+            raise ValueError(
+                f"index_top_k: required {'' if is_limited else 'no '}candidates, "
+                f"found {'none' if candidates is None else list(candidates.shape)}"
+            )
+        indices = choose(logits, visible, candidates)
+        if not request.publishes_candidates:
+            return indices
+        return indices, choose_blocks(*_block_maxima(logits, visible), None)
+
+    return kernel
+
+
+def _bind_radix(
+    top_k: int, pool_size: int, candidates: int
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]:
     constants = {
-        "TOP_K": request.top_k,
-        "POOL": request.pool_size,
-        "BLOCK_P": triton.next_power_of_2(request.pool_size),
-        **tiles(request.pool_size),
+        "TOP_K": top_k,
+        "POOL": pool_size,
+        "BLOCK_P": triton.next_power_of_2(pool_size),
+        "CANDIDATES": candidates,
+        **tiles(pool_size),
     }
 
-    def kernel(logits: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def kernel(
+        logits: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor | None
+    ) -> torch.Tensor:
         tokens, entries = logits.shape
-        out = torch.empty((tokens, request.width), dtype=torch.int32, device=logits.device)
+        width = top_k + pool_size - 1
+        out = torch.empty((tokens, width), dtype=torch.int32, device=logits.device)
         if tokens:
+            blocks = out if candidates is None else candidates
             _index_top_k_kernel[(tokens,)](
-                logits, visible, out, entries, logits.stride(0), out.stride(0), **constants
-            )
+                logits, visible, blocks, out,
+                entries, logits.stride(0), blocks.stride(0), out.stride(0), **constants,
+            )  # fmt: skip
         return out
 
     return kernel
+
+
+def _block_maxima(logits: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest score of each block, and the blocks that each query sees."""
+    tokens, entries = logits.shape
+    blocks = -(-entries // CANDIDATE_BLOCK_ENTRIES)
+    maxima = torch.empty((tokens, blocks), dtype=torch.float32, device=logits.device)
+    counts = torch.empty((tokens,), dtype=torch.int32, device=logits.device)
+    if tokens and blocks:
+        _block_maxima_kernel[(tokens, -(-blocks // PROGRAM_BLOCKS))](
+            logits, visible, maxima, counts, blocks, logits.stride(0), BLOCK_N=PROGRAM_BLOCKS
+        )
+    else:
+        counts.zero_()
+    return maxima, counts

@@ -1,9 +1,10 @@
 """The largest indexer scores of each query in Triton, exactly, by a radix search.
 
-Suffixes of tensor names: T query rows, E entries, C columns of the index list. A score's bits, with
-those of negative ones turned over, are an integer of the same order. Four passes each find eight
-bits of the smallest chosen one, by a histogram of the scores that share the bits found before; a
-fifth writes the list. Nothing is kept of a row but the histogram, so its length is not limited.
+Suffixes of tensor names: T query rows, E entries, C columns of the index list, N blocks of entries.
+A score's bits, with those of negative ones turned over, are an integer of the same order. Four
+passes each find eight bits of the smallest chosen one, by a histogram of the scores that share the
+bits found before; a last one writes the list. Nothing is kept of a row but the histogram, so its
+length is not limited.
 """
 
 from __future__ import annotations
@@ -11,26 +12,44 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_BLOCK_ENTRIES = tl.constexpr(8)  # of a candidate block
+
 
 @triton.jit
-def _keys_of(logits_E_ptr, offs, end):
-    """(integers in the order of the scores, which may be chosen): not NaN, not -inf, not beyond."""
-    scores = tl.load(logits_E_ptr + offs, mask=offs < end, other=-float("inf"))
+def _scores_at(logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED: tl.constexpr):
+    """(integers in the order of the scores, which may be chosen, entries) at places of a row, which
+    are entries or, limited, those of the candidate blocks. NaN and -inf are never chosen."""
+    entries = at
+    if IS_LIMITED:
+        block = tl.load(candidates_N_ptr + at // _BLOCK_ENTRIES, mask=at < count, other=-1)
+        is_block = (block >= 0) & (block * _BLOCK_ENTRIES < end)
+        entries = tl.where(is_block, block * _BLOCK_ENTRIES + at % _BLOCK_ENTRIES, end)
+    scores = tl.load(logits_E_ptr + entries, mask=entries < end, other=-float("inf"))
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)  # -0 is 0
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF), scores > -float("inf")
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF), scores > -float("inf"), entries
 
 
 @triton.jit
-def _digit(logits_E_ptr, end, prefix, needed, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _digit(
+    logits_E_ptr, candidates_N_ptr, count, end, prefix, needed, least,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
+):  # fmt: skip
     """(prefix with eight more bits, how many of the scores that have it are needed).
 
     prefix: the bits above SHIFT + 8 of the smallest chosen key. If there are fewer scores than
-    needed, the least digit is taken and all are chosen.
+    needed, the least digit is taken and all are chosen. IS_TIE: among the scores equal to `least`,
+    the search is for the lowest indices.
     """
     digits = tl.arange(0, 256)
     counts = tl.zeros((256,), dtype=tl.int32)
-    for first in range(0, end, BLOCK):
-        keys, is_score = _keys_of(logits_E_ptr, first + tl.arange(0, BLOCK), end)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keys, is_score, entries = _scores_at(
+            logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED
+        )
+        if IS_TIE:
+            is_score &= keys == least
+            keys = -entries
         if SHIFT == 24:
             digit = (keys >> 24) + 128  # the sign is the highest bit
         else:
@@ -48,37 +67,76 @@ def _digit(logits_E_ptr, end, prefix, needed, SHIFT: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _index_top_k_kernel(
-    logits_TE_ptr, visible_T_ptr, out_TC_ptr, entries, stride_logits, stride_out,
-    TOP_K: tl.constexpr, POOL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+def _smallest_chosen(
+    logits_E_ptr, candidates_N_ptr, count, end, needed, least,
+    BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
 ):  # fmt: skip
-    """Program (query row). Of equal scores the lower index is chosen; the list is by rising index.
+    """(key of the smallest chosen score, how many of those that share it are chosen)."""
+    key = 0
+    key, needed = _digit(
+        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        24, BLOCK, IS_LIMITED, IS_TIE,
+    )  # fmt: skip
+    key, needed = _digit(
+        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        16, BLOCK, IS_LIMITED, IS_TIE,
+    )  # fmt: skip
+    key, needed = _digit(
+        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        8, BLOCK, IS_LIMITED, IS_TIE,
+    )  # fmt: skip
+    return _digit(
+        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        0, BLOCK, IS_LIMITED, IS_TIE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _index_top_k_kernel(
+    logits_TE_ptr, visible_T_ptr, candidates_TN_ptr, out_TC_ptr,
+    entries, stride_logits, stride_candidates, stride_out,
+    TOP_K: tl.constexpr, POOL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Program (query row). Of equal scores the lower index is chosen.
+
     POOL tokens stand behind an entry; then the list names tokens, and those of the open pool follow
-    behind TOP_K columns. BLOCK_P >= POOL is a power of two."""
+    behind TOP_K columns. BLOCK_P >= POOL is a power of two. CANDIDATES: blocks that the choice is
+    limited to, each named once, -1 is padding; 0 is no limit.
+    """
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(visible_T_ptr + row)
     end = tl.minimum(visible // POOL, entries)
+    count = end
+    if CANDIDATES > 0:
+        count = CANDIDATES * _BLOCK_ENTRIES
     logits = logits_TE_ptr + row * stride_logits
+    candidates = candidates_TN_ptr + row * stride_candidates
     out = out_TC_ptr + row * stride_out
-    least, ties = _digit(logits, end, 0, TOP_K // POOL, 24, BLOCK)
-    least, ties = _digit(logits, end, least, ties, 16, BLOCK)
-    least, ties = _digit(logits, end, least, ties, 8, BLOCK)
-    least, ties = _digit(logits, end, least, ties, 0, BLOCK)
+    least, ties = _smallest_chosen(
+        logits, candidates, count, end, TOP_K // POOL, 0, BLOCK, CANDIDATES > 0, False
+    )
+    if CANDIDATES > 0:
+        # The blocks are in no order, so a count of equal scores does not say which is lower.
+        lowest, _ = _smallest_chosen(logits, candidates, count, end, ties, least, BLOCK, True, True)
     offs_p = tl.arange(0, BLOCK_P)
     in_pool = (offs_p < POOL)[None, :]
     written, equal = 0, 0
-    for first in range(0, end, BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        keys, is_score = _keys_of(logits, offs, end)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keys, is_score, found = _scores_at(logits, candidates, at, count, end, CANDIDATES > 0)
         is_equal = is_score & (keys == least)
-        rank = equal + tl.cumsum(is_equal.to(tl.int32), axis=0)
-        chosen = (is_score & (keys > least)) | (is_equal & (rank <= ties))
-        count = chosen.to(tl.int32)
-        slots = written + tl.cumsum(count, axis=0) - count
+        if CANDIDATES > 0:
+            is_taken = is_equal & (-found >= lowest)
+        else:
+            is_taken = is_equal & (equal + tl.cumsum(is_equal.to(tl.int32), axis=0) <= ties)
+            equal += tl.sum(is_equal.to(tl.int32), axis=0)
+        chosen = (is_score & (keys > least)) | is_taken
+        is_one = chosen.to(tl.int32)
+        slots = written + tl.cumsum(is_one, axis=0) - is_one
         ptrs = out + slots[:, None] * POOL + offs_p[None, :]
-        tl.store(ptrs, offs[:, None] * POOL + offs_p[None, :], mask=chosen[:, None] & in_pool)
-        written += tl.sum(count, axis=0)
-        equal += tl.sum(is_equal.to(tl.int32), axis=0)
+        tl.store(ptrs, found[:, None] * POOL + offs_p[None, :], mask=chosen[:, None] & in_pool)
+        written += tl.sum(is_one, axis=0)
     for first in range(written * POOL, TOP_K, BLOCK):
         offs = first + tl.arange(0, BLOCK)
         tl.store(out + offs, tl.full((BLOCK,), -1, dtype=tl.int32), mask=offs < TOP_K)
@@ -86,3 +144,24 @@ def _index_top_k_kernel(
         tail = visible // POOL * POOL + offs_p
         tail = tl.where(tail < visible, tail, -1)
         tl.store(out + TOP_K + offs_p, tail, mask=offs_p < POOL - 1)
+
+
+@triton.jit
+def _block_maxima_kernel(
+    logits_TE_ptr, visible_T_ptr, maxima_TN_ptr, counts_T_ptr, blocks, stride_logits,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Program (query row, tile of blocks): the largest score of each block, +inf for the newest
+    one, and how many blocks the query sees."""
+    row = tl.program_id(0).to(tl.int64)
+    visible = tl.load(visible_T_ptr + row)
+    block = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    entries = block[:, None] * _BLOCK_ENTRIES + tl.arange(0, _BLOCK_ENTRIES)[None, :]
+    ptrs = logits_TE_ptr + row * stride_logits + entries
+    scores = tl.load(ptrs, mask=entries < visible, other=-float("inf"))
+    best = tl.max(tl.where(scores == scores, scores, -float("inf")), axis=1)
+    is_newest = (visible > 0) & (block == (visible - 1) // _BLOCK_ENTRIES)
+    best = tl.where(is_newest, float("inf"), best)
+    tl.store(maxima_TN_ptr + row * blocks + block, best, mask=block < blocks)
+    if tl.program_id(1) == 0:
+        tl.store(counts_T_ptr + row, (visible + _BLOCK_ENTRIES - 1) // _BLOCK_ENTRIES)

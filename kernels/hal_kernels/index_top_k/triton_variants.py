@@ -7,42 +7,73 @@ from collections.abc import Sequence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
+_MODULE = "hal_kernels.index_top_k.triton_kernels"
+PROGRAM_BLOCKS = 256  # candidate blocks of one program that takes their maxima
 _PROGRAM_ENTRIES = 2048
 
 
 def tiles(pool_size: int) -> dict[str, int]:
-    """Entries of a step; of pools as many as give so many tokens."""
+    """Entries of a step; fewer of pools, each of which writes several tokens."""
     entries = _PROGRAM_ENTRIES if pool_size == 1 else 256
     return {"BLOCK": entries, "num_warps": 8}
 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     variants = []
-    for config, top_k, pool in (("plain", 2048, 1), ("pools", 2048, 16)):
+    for config, top_k, pool, candidates in (
+        ("plain", 2048, 1, 0),
+        ("pools", 2048, 16, 0),
+        ("candidates", 512, 1, 2048),
+    ):
         options = tiles(pool)
         warps = options.pop("num_warps")
+        integers = ("visible_T_ptr", "candidates_TN_ptr", "out_TC_ptr")
+        strides = ("entries", "stride_logits", "stride_candidates", "stride_out")
         variants.append(
             KernelVariant(
                 dtype="",
                 config=config,
-                pointers={
-                    "logits_TE_ptr": "float32",
-                    "visible_T_ptr": "int32",
-                    "out_TC_ptr": "int32",
-                },
-                scalars=dict.fromkeys(("entries", "stride_logits", "stride_out"), "i32"),
+                pointers={"logits_TE_ptr": "float32", **dict.fromkeys(integers, "int32")},
+                scalars=dict.fromkeys(strides, "i32"),
                 divisible=frozenset({"stride_logits"}),
-                constants={"TOP_K": top_k, "POOL": pool, "BLOCK_P": pool, **options},
+                constants={
+                    "TOP_K": top_k,
+                    "POOL": pool,
+                    "BLOCK_P": pool,
+                    "CANDIDATES": candidates,
+                    **options,
+                },
                 num_warps=warps,
             )
         )
     return variants
 
 
+def _maxima(target: Target) -> Sequence[KernelVariant]:
+    return (
+        KernelVariant(
+            dtype="",
+            config="blocks",
+            pointers={
+                "logits_TE_ptr": "float32",
+                "visible_T_ptr": "int32",
+                "maxima_TN_ptr": "float32",
+                "counts_T_ptr": "int32",
+            },
+            scalars=dict.fromkeys(("blocks", "stride_logits"), "i32"),
+            divisible=frozenset({"stride_logits"}),
+            constants={"BLOCK_N": PROGRAM_BLOCKS},
+        ),
+    )
+
+
 KERNELS = (
     TritonKernel(
-        name="index_top_k.radix", op="index_top_k",
-        module="hal_kernels.index_top_k.triton_kernels", function="_index_top_k_kernel",
-        variants=_variants, uses_matrix_unit=False,
+        name="index_top_k.radix", op="index_top_k", module=_MODULE,
+        function="_index_top_k_kernel", variants=_variants, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="index_top_k.block_maxima", op="index_top_k", module=_MODULE,
+        function="_block_maxima_kernel", variants=_maxima, uses_matrix_unit=False,
     ),
 )  # fmt: skip

@@ -7,7 +7,6 @@ import torch
 
 import hal_kernels.index_top_k.triton as triton_top_k
 from gpu_devices import gpu
-from hal.errors import BindingError
 from hal.ops.index_top_k import IndexTopKRequest, reference
 
 INF, NAN = float("inf"), float("nan")
@@ -65,7 +64,30 @@ def test_no_queries() -> None:
     assert kernel(torch.empty(0, 9), torch.empty(0, dtype=torch.int32)).shape == (0, 64)
 
 
-def test_candidate_blocks_are_refused() -> None:
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_candidate_blocks(has_ties: bool) -> None:
+    logits = torch.randn(6, 700)
+    if has_ties:
+        logits = logits.round()
+        logits[0, ::5] = NAN
+    visible = torch.tensor([700, 640, 400, 9, 1, 0], dtype=torch.int32)
+    publishing = IndexTopKRequest(
+        phase="decode", top_k=64, candidate_blocks=20, publishes_candidates=True
+    )
+    found, blocks = triton_top_k.bind(publishing, gpu("sm_90"))(logits, visible)
+    exact, exact_blocks = reference(publishing)(logits, visible)
+    assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+    assert torch.equal(blocks.sort(dim=1).values, exact_blocks.sort(dim=1).values)
+    limited = IndexTopKRequest(phase="decode", top_k=64, candidate_blocks=20)
+    later = torch.randn(6, 700).round() if has_ties else torch.randn(6, 700)
+    blocks = blocks[:, torch.randperm(20)]  # in no order, with padding between
+    found = triton_top_k.bind(limited, gpu("sm_90"))(later, visible, blocks)
+    exact = reference(limited)(later, visible, blocks)
+    assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+
+
+def test_candidates_that_the_request_does_not_have() -> None:
     request = IndexTopKRequest(phase="decode", top_k=64, candidate_blocks=8)
-    with pytest.raises(BindingError, match="candidate blocks"):
-        triton_top_k.bind(request, gpu("sm_90"))
+    logits, visible = torch.randn(1, 70), torch.tensor([70], dtype=torch.int32)
+    with pytest.raises(ValueError, match="candidates"):
+        triton_top_k.bind(request, gpu("sm_80"))(logits, visible)
