@@ -24,18 +24,18 @@ def chunks(columns: int, most: int) -> dict[str, int]:
 def tiles(target: Target, kv_format: str) -> dict[str, Any]:
     """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
     that are unpacked pass through them too."""
+    is_packed = kv_format != "bf16"
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
-        is_rdna3 = target.arch.startswith("gfx11")  # its operands are held twice
+        chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
         return {
             "BLOCK_H": 16,
-            "CHUNK": 512 if is_cdna else 64 if is_rdna3 else 128,
-            "BLOCK_N": 32 if is_cdna and kv_format == "bf16" else 16,
+            "CHUNK": 512 if is_cdna and not is_packed else chunk,
+            "BLOCK_N": 32 if is_cdna and not is_packed else 16,
             "RELOADS_Q": not is_cdna,
             "num_warps": 4 if is_cdna else 8,
             "num_stages": 1,
         }
-    is_packed = kv_format != "bf16"
     return {
         "BLOCK_H": 16,
         "CHUNK": 512,
