@@ -377,7 +377,6 @@ def test_the_same_tier_behind_a_fixable_reason_is_not_lost(candidate: Any, gemm:
     assert select(gemm(), offered, NO_RULES).lost is None
 
 
-@pytest.mark.parametrize("tier", [t for t in Tier if t < FLOOR_TIER])
 def test_what_is_nearest_to_serving_is_what_was_lost(candidate: Any, gemm: Any) -> None:
     argument, missing = ReasonKind.ARGUMENT, ReasonKind.MISSING
     offered = [
@@ -407,6 +406,7 @@ def test_a_candidate_for_something_else_is_named_where_there_is_no_other(
     assert "panels (scope limit: required more" in decision.lost.describe(decision.choice)
 
 
+@pytest.mark.parametrize("tier", [t for t in Tier if t < FLOOR_TIER])
 def test_a_choice_below_the_floor_is_lost_and_says_what_is_out_of_reach(
     candidate: Any, gemm: Any, tier: Tier
 ) -> None:
