@@ -17,10 +17,10 @@ _CACHE_STRIDES = tuple(
 
 
 # (rows, keys, warps) by head size up to, chosen so that nothing spills: see the evidence.
-_CDNA_TILES = {64: (64, 32, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
+_CDNA_TILES = {64: (64, 16, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
 _RDNA_TILES = {64: (32, 32, 4), 128: (32, 16, 4), 256: (16, 16, 4)}
-_NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (64, 32, 8)}
-_NVIDIA_WINDOW_TILES = {**_NVIDIA_TILES, 128: (64, 32, 4)}
+_NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 8), 256: (64, 32, 8)}
+_NVIDIA_WINDOW_TILES = {64: (64, 32, 4), 128: (64, 32, 4), 256: (64, 32, 8)}
 
 
 def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[str, int]:
@@ -37,6 +37,8 @@ def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[st
 def decode_tiles(target: Target, head_dim: int) -> dict[str, int]:
     """As `prefill_tiles`; a decode reads keys once, so more loads are kept in flight."""
     keys = 64 if head_dim <= 128 else 32
+    if target.backend == "hip" and target.warp_size == 32:
+        keys = 32 if head_dim <= 64 else 16
     stages = 1 if target.backend == "hip" else 3
     return {"BLOCK_N": keys, "num_warps": 4, "num_stages": stages}
 
