@@ -12,6 +12,7 @@ from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
 from hal_kernels.compressed_attention import triton_variants as compressed_attention
 from hal_kernels.embedding import triton_variants as embedding
+from hal_kernels.engram import triton_variants as engram
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.hyper_connection import triton_variants as hyper_connection
@@ -33,6 +34,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *attention.KERNELS,
     *compressed_attention.KERNELS,
     *embedding.KERNELS,
+    *engram.KERNELS,
     *gemm.KERNELS,
     *grouped_gemm.KERNELS,
     *hyper_connection.KERNELS,

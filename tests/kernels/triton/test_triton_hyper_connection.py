@@ -16,10 +16,13 @@ STEP = {"float32": 2.0**-20, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 EPS = {"norm_eps": 1e-6, "eps": 1e-6}
 
 
-def request_of(kind: Any, n: int, hidden: int, dtype: str, **fields: Any) -> HyperConnectionRequest:
+def request_of(
+    kind: Any, n: int, hidden: int, dtype: str, *, iterations: int = 20, **fields: Any
+) -> HyperConnectionRequest:
     return HyperConnectionRequest(
-        kind=kind, num_streams=n, hidden_size=hidden, dtype=dtype, sinkhorn_iterations=20, **fields
-    )
+        kind=kind, num_streams=n, hidden_size=hidden, dtype=dtype,
+        sinkhorn_iterations=iterations, **fields,
+    )  # fmt: skip
 
 
 def static_of(request: HyperConnectionRequest) -> dict[str, torch.Tensor]:
@@ -72,7 +75,7 @@ def test_pre(n: int, hidden: int, dtype: str) -> None:
 
 
 def test_a_token_is_the_same_whatever_is_beside_it() -> None:
-    request = request_of("pre", 4, 64, "bfloat16")
+    request = request_of("pre", 4, 64, "bfloat16", iterations=2)
     kernel = triton_connection.bind(request, gpu("sm_90"), **static_of(request), **EPS)
     streams = torch.randn(17, 4, 64).bfloat16()  # more than one program takes
     for alone, together in zip(kernel(streams[5:6]), kernel(streams), strict=True):

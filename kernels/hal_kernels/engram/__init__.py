@@ -1,0 +1,1 @@
+"""n-gram embeddings by hash, mixed into the residual streams."""

@@ -1,0 +1,61 @@
+"""The specialisations of the Triton Engram that targets are compiled for. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+
+BLOCK_D = 1024
+
+
+def _gather(target: Target) -> Sequence[KernelVariant]:
+    integers = ("ids_TS_ptr", "multipliers_S_ptr", "primes_GH_ptr", "offsets_GH_ptr")
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=f"h{heads}-w{width}",
+            pointers={
+                **dict.fromkeys(integers, "int64"),
+                "table_RB_ptr": "uint8",
+                "y_ptr": "bfloat16",
+            },
+            scalars={"R": "i32"},
+            constants={
+                "S": 4,
+                "H": heads,
+                "BLOCK_H": heads,
+                "WIDTH": width,
+                "BLOCK_W": width,
+            },
+        )
+        for heads, width in ((8, 256), (16, 512))
+    )
+
+
+def _mix(target: Target) -> Sequence[KernelVariant]:
+    rows = ("streams_TND_ptr", "kv_TMD_ptr", "out_TND_ptr")
+    weights = ("query_weight_ND_ptr", "key_weight_ND_ptr")
+    return (
+        KernelVariant(
+            dtype="",
+            config="n4",
+            pointers=dict.fromkeys((*rows, *weights), "bfloat16"),
+            scalars={
+                **dict.fromkeys(("stride_streams", "stride_kv", "D"), "i32"),
+                **dict.fromkeys(("root", "eps"), "fp32"),
+            },
+            divisible=frozenset({"stride_streams", "stride_kv", "D"}),
+            constants={"N": 4, "BLOCK_D": BLOCK_D},
+        ),
+    )
+
+
+KERNELS = tuple(
+    TritonKernel(
+        name=f"engram.{name}", op="engram", module="hal_kernels.engram.triton_kernels",
+        function=f"_engram_{name}_kernel", variants=variants, uses_matrix_unit=False,
+    )
+    for name, variants in (("gather", _gather), ("mix", _mix))
+)  # fmt: skip
