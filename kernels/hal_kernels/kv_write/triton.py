@@ -8,13 +8,12 @@ import torch
 import triton
 
 from hal.device import DeviceSpec
-from hal.errors import BindingError
 from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal.ops.kv_write import KvWriteRequest
+from hal_kernels.kv_write.fp4_kernels import _kv_write_fp4_kernel
 from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
 from hal_kernels.kv_write.triton_kernels import _kv_write_kernel
-from hal_kernels.kv_write.triton_limits import not_written_reasons
-from hal_kernels.kv_write.triton_variants import packed_constants
+from hal_kernels.kv_write.triton_variants import fp4_constants, packed_constants
 
 _BLOCK = 1024
 
@@ -22,18 +21,12 @@ _BLOCK = 1024
 def bind(request: KvWriteRequest, device: DeviceSpec) -> Callable[..., None]:
     """kernel(k, v, k_cache, v_cache, slot_mapping), or (rows, cache, slot_mapping) with a
     kv_format. Rows of k, v and rows may be strided; pages are contiguous, and so is the whole cache
-    of dense rows. Raises BindingError for what `triton_limits` rejects.
+    of dense rows.
     """
-    for reason in not_written_reasons(request):
-        raise BindingError(
-            f"Triton KV write for {request.label}: {reason.what}",
-            reason.required,
-            reason.found,
-            "select another",
-        )
     if request.kv_format in ("", "bf16"):
         return _bind_dense(request)
-    return _bind_packed(request, KV_FORMATS[request.kv_format])
+    form = KV_FORMATS[request.kv_format]
+    return (_bind_fp4 if form.element == "fp4_e2m1" else _bind_packed)(request, form)
 
 
 def _bind_dense(request: KvWriteRequest) -> Callable[..., None]:
@@ -85,5 +78,19 @@ def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]
             scales.stride(0), scale_row // unit, scale_start // unit,
             tails.stride(0), row_bytes // tail_unit, tail_start // tail_unit, **constants,
         )  # fmt: skip
+
+    return kernel
+
+
+def _bind_fp4(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
+    constants = fp4_constants(form, request.block_size)
+    scale_start = request.block_size * form.data_bytes
+
+    def kernel(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        tokens = slot_mapping.shape[0]
+        if tokens:
+            _kv_write_fp4_kernel[(tokens,)](
+                rows, cache, slot_mapping, rows.stride(0), cache.stride(0), scale_start, **constants
+            )
 
     return kernel

@@ -69,6 +69,31 @@ def _packed(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def fp4_constants(form: KvFormat, block_size: int) -> dict[str, Any]:
+    """What the kernel of rows of four bits is told about a format."""
+    return {
+        "GROUPS": form.quantized_dim // form.group_size,
+        "GROUP": form.group_size,
+        "PAGE": block_size,
+        "IS_UE8M0": form.scale == "ue8m0",
+    }
+
+
+def _fp4(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype="",
+            config=name,
+            pointers={"x_TD_ptr": "bfloat16", "cache_ptr": "uint8", "slots_T_ptr": "int64"},
+            scalars=dict.fromkeys(("stride_x", "stride_page", "scale_start"), "i32"),
+            divisible=frozenset({"stride_x", "stride_page", "scale_start"}),
+            constants=fp4_constants(KV_FORMATS[name], 64),
+            num_warps=1,
+        )
+        for name in ("fp4_68", "fp4_288")
+    )
+
+
 KERNELS = (
     TritonKernel(
         name="kv_write.dense", op="kv_write", module="hal_kernels.kv_write.triton_kernels",
@@ -77,5 +102,10 @@ KERNELS = (
     TritonKernel(
         name="kv_write.packed", op="kv_write", module="hal_kernels.kv_write.packed_kernels",
         function="_kv_write_packed_kernel", variants=_packed, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="kv_write.fp4", op="kv_write", module="hal_kernels.kv_write.fp4_kernels",
+        function="_kv_write_fp4_kernel", variants=_fp4, uses_matrix_unit=False,
+        sources=("hal_kernels.kv_write.packed_kernels", "hal_kernels.kv_write.packed_rows"),
     ),
 )  # fmt: skip

@@ -7,12 +7,14 @@ import torch
 
 import hal_kernels.kv_write.triton as triton_kv_write
 from gpu_devices import gpu
-from hal.errors import BindingError
 from hal.ops.kv_formats import KV_FORMATS, read_rows
 from hal.ops.kv_write import KvWriteRequest, reference
+from hal.ops.low_precision import decode_e2m1
 
 PAGES, BLOCK_SIZE = 3, 16
-FORMATS = pytest.mark.parametrize("name", ["fp8_656", "v4_584", "v41_528", "fp8_132"])
+FORMATS = pytest.mark.parametrize(
+    "name", ["fp8_656", "v4_584", "v41_528", "fp8_132", "fp4_288", "fp4_68"]
+)
 
 
 def request_of(name: str, dtype: str = "bfloat16") -> KvWriteRequest:
@@ -55,14 +57,16 @@ def test_every_byte(name: str, magnitude: float) -> None:
 @FORMATS
 def test_every_code_and_every_middle(name: str) -> None:
     """Groups whose scale is 1: all codes, the middles between them and their neighbours."""
-    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    codes, largest = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float(), 448.0
+    if KV_FORMATS[name].element == "fp4_e2m1":
+        codes, largest = decode_e2m1(torch.arange(8, dtype=torch.uint8)), 6.0
     middles = (codes[1:] + codes[:-1]) / 2
     near = torch.cat((middles, middles.nextafter(codes[1:]), middles.nextafter(codes[:-1]), codes))
     request = request_of(name, "float32")
     rows = near[torch.randint(len(near), (7, request.head_dim))]
     rows *= torch.randint(2, rows.shape) * 2 - 1
     group = KV_FORMATS[name].group_size
-    rows[:, : KV_FORMATS[name].quantized_dim : group] = 448.0
+    rows[:, : KV_FORMATS[name].quantized_dim : group] = largest
     found, exact = written(request, rows)
     assert torch.equal(found, exact)
 
@@ -86,8 +90,3 @@ def test_plain_rows_touch_their_slots_only() -> None:
     triton_kv_write.bind(request, gpu("sm_80"))(rows, found, slots)
     reference(request)(rows, exact, slots)
     assert torch.equal(found, exact)
-
-
-def test_rows_of_four_bits_are_refused() -> None:
-    with pytest.raises(BindingError, match="row format"):
-        triton_kv_write.bind(request_of("fp4_288"), gpu("sm_80"))
