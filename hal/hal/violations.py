@@ -6,8 +6,10 @@ beside what would run, and then fails as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hal.errors import PlanError, SelectionError
@@ -74,5 +76,18 @@ def violation_lines(violations: Sequence[Violation]) -> list[str]:
 
 
 def waiver_stanzas(violations: Sequence[Violation]) -> list[str]:
-    """The waivers that would allow them, each once."""
-    return list(dict.fromkeys(v.waiver for v in violations if v.waiver))
+    """The waivers that would allow them, each once, and none whose calls an earlier one allows: a
+    waiver that is not needed would be an error of the file."""
+    kept: list[tuple[str, dict[str, Any]]] = []
+    for text in dict.fromkeys(v.waiver for v in violations if v.waiver):
+        (stanza,) = tomllib.loads(text)["waiver"]
+        if not any(_allows(earlier, stanza) for _, earlier in kept):
+            kept.append((text, stanza))
+    return [text for text, _ in kept]
+
+
+def _allows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the calls of `other` are all within `one`: a "*" of a component spans dots."""
+    if any(one[key] != other[key] for key in ("op", "device", "kind")):
+        return False
+    return fnmatchcase(str(other["component"]), str(one["component"]))

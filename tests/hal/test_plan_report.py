@@ -21,8 +21,8 @@ from hal.reasons import Reason, ReasonKind
 from hal.step_costs import SiteCost, Step, StepEstimate
 from hal.tiers import Tier
 from hal.unlocks import unlocks_of
-from hal.violations import Violation, violation_error, violation_lines
-from hal.waivers import WaiverBook
+from hal.violations import Violation, violation_error, violation_lines, waiver_stanzas
+from hal.waivers import WaiverBook, waiver_text
 
 BANDWIDTH = 2.0e9
 RATES = {"float32": 1.0e12, "bfloat16": 4.0e12}
@@ -321,3 +321,18 @@ def test_a_step_of_which_little_is_known_has_no_sum_to_show() -> None:
     assert step(1.0, None).is_telling
     assert not step(1.0, None, None).is_telling
     assert not step().is_telling
+
+
+def test_a_template_has_no_waiver_that_an_earlier_one_makes_needless(
+    gemm: Any, device: DeviceSpec
+) -> None:
+    def violation(site: str, op: Any) -> Violation:
+        text = waiver_text(op, site, device, kind="tier")
+        return Violation(site=site, label=op.label, tokens="1", text="", waiver=text)
+
+    copy = EmbeddingRequest(vocab_size=8, hidden_size=8, dtype="float32")
+    wide, narrow = violation("layers.*.up", gemm()), violation("layers.*.shared.up", gemm())
+    other = violation("layers.*.shared.up", copy)
+    assert waiver_stanzas([wide, narrow, other, wide]) == [wide.waiver, other.waiver]
+    # The narrow one first is used for its calls, and the wide one for the rest.
+    assert waiver_stanzas([narrow, wide]) == [narrow.waiver, wide.waiver]
