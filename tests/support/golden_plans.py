@@ -29,6 +29,7 @@ DEVICES = (
     "metax-c550",
     "bi-v150",
 )
+_WIDTHS = (40, 8, 58)  # the same in every plan, so that a changed name changes its own line only
 # Ways of losing that are about somebody's decision; the others follow from the request alone.
 _KIND_WORDS = {
     ReasonKind.SOFTWARE: "install",
@@ -70,11 +71,10 @@ def _lines(found: Plan) -> Iterator[str]:
         if v.unserved is not None
     )
     yield ""
-    sites = [(_site(op), str(op.tokens), _choice(op)) for op in found.ops]
-    widths = [max(len(row[column]) for row in sites) for column in range(3)]
-    for op, row in zip(found.ops, sites, strict=True):
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"{cells}  {_lost(op)}".rstrip()
+    for op in found.ops:
+        cells = (_site(op), str(op.tokens), _choice(op))
+        row = "  ".join(cell.ljust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+        yield f"{row}  {_lost(op)}".rstrip()
 
 
 def _link(found: Plan) -> str:
