@@ -15,7 +15,7 @@ from hal_kernels.hyper_connection.triton_kernels import (
     _hyper_connection_expand_kernel,
     _hyper_connection_mixes_kernel,
 )
-from hal_kernels.hyper_connection.triton_variants import BLOCK_D, MIXES, PARTS, TERMS, mixes_width
+from hal_kernels.hyper_connection.triton_variants import BLOCK_D, BLOCK_T, PARTS, mixes_constants
 
 _OWN, _PREVIOUS, _FIRST = 0, 1, 2  # SOURCE of the collapse
 
@@ -58,7 +58,8 @@ def _bind_weights(
     eps: float,
 ) -> Callable[..., Any]:
     n, hidden = request.num_streams, request.hidden_size
-    width = mixes_width(request.num_mixes)
+    constants = mixes_constants(request.dtype, request.num_mixes)
+    width = constants["BLOCK_W"]
     terms, base, scale = bfloat16_terms(projection), base.float(), scale.float()
 
     def run(streams: torch.Tensor, source: int, previous: torch.Tensor | None) -> list[Any]:
@@ -70,9 +71,9 @@ def _bind_weights(
         partial, pre, post, comb = room(PARTS, width), room(n), room(n), room(n, n)
         x = torch.empty((tokens, hidden), dtype=streams.dtype, device=streams.device)
         if tokens:
-            _hyper_connection_mixes_kernel[(-(-tokens // MIXES["BLOCK_T"]), PARTS)](
+            _hyper_connection_mixes_kernel[(-(-tokens // BLOCK_T), PARTS)](
                 flat, terms, partial, flat.stride(0), tokens, n * hidden, request.num_mixes,
-                BLOCK_W=width, S=PARTS, TERMS=TERMS[request.dtype], **MIXES,
+                **constants,
             )  # fmt: skip
             _hyper_connection_collapse_kernel[(tokens,)](
                 flat, partial, base, scale, pre if previous is None else previous,

@@ -13,7 +13,7 @@ PARTS = 16  # that a token's columns are summed in: enough programs for a decode
 BLOCK_D = 1024
 # bfloat16 terms that hold a value of the dtype.
 TERMS: Mapping[str, int] = MappingProxyType({"bfloat16": 1, "float16": 2, "float32": 3})
-MIXES: Mapping[str, Any] = MappingProxyType({"BLOCK_T": 16, "BLOCK_C": 64})
+BLOCK_T = 16
 
 _MODULE = "hal_kernels.hyper_connection.triton_kernels"
 
@@ -21,6 +21,17 @@ _MODULE = "hal_kernels.hyper_connection.triton_kernels"
 def mixes_width(mixes: int) -> int:
     """Columns of the partial sums: of the mixes and the sum of squares, at least a matrix tile."""
     return max(16, 1 << mixes.bit_length())
+
+
+def mixes_constants(dtype: str, mixes: int) -> dict[str, Any]:
+    """Of the projection. Terms beside the first take registers: their tile is narrower."""
+    return {
+        "BLOCK_T": BLOCK_T,
+        "BLOCK_C": 64 if dtype == "bfloat16" else 32,
+        "BLOCK_W": mixes_width(mixes),
+        "S": PARTS,
+        "TERMS": TERMS[dtype],
+    }
 
 
 def _mixes(target: Target) -> Sequence[KernelVariant]:
@@ -35,9 +46,9 @@ def _mixes(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("stride_streams", "T", "C", "W"), "i32"),
             divisible=frozenset({"stride_streams", "C"}),
-            constants={"BLOCK_W": 32, "S": PARTS, "TERMS": terms, **MIXES},
+            constants=mixes_constants(dtype, 24),
         )
-        for dtype, terms in TERMS.items()
+        for dtype in TERMS
     )
 
 

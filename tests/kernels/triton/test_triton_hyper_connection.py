@@ -46,8 +46,10 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor, step: float, size: fl
      (1, 20, "float32"), (8, 48, "bfloat16")],
 )  # fmt: skip
 def test_pre(n: int, hidden: int, dtype: str) -> None:
+    iterations = 20 if n == 4 and dtype == "bfloat16" else 3
     plain, lagged = (
-        request_of("pre", n, hidden, dtype, is_lagged=is_lagged) for is_lagged in (False, True)
+        request_of("pre", n, hidden, dtype, iterations=iterations, is_lagged=is_lagged)
+        for is_lagged in (False, True)
     )
     static = static_of(plain)
     kernel = triton_connection.bind(plain, gpu("sm_90"), **static, **EPS)
