@@ -93,13 +93,20 @@ def estimate_step(
 ) -> StepEstimate:
     """The sites that a step calls, each with the range that its number of tokens falls into."""
     sites = tuple(
-        _site_cost(op, step.tokens, device, link)
-        for op in ops
-        if op.site.request.phase in (step.phase, "any")
-        and 0 in op.site.ranks
-        and _is_range_of(op, step.tokens)
+        _site_cost(op, step.tokens, device, link) for op in called_ops(ops, step.phase, step.tokens)
     )
     return StepEstimate(phase=step.phase, tokens=step.tokens, sites=sites)
+
+
+def called_ops(ops: Sequence[PlannedOp], phase: Phase, tokens: int) -> list[PlannedOp]:
+    """What a step with so many tokens calls, in the order of `StepEstimate.sites`."""
+    return [
+        op
+        for op in ops
+        if op.site.request.phase in (phase, "any")
+        and 0 in op.site.ranks
+        and _is_range_of(op, tokens)
+    ]
 
 
 def _is_range_of(op: PlannedOp, tokens: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rich import box
@@ -11,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hal.memory_need import MemoryNeed
-from hal.plan import Plan, PlannedOp
-from hal.step_costs import SiteCost, StepEstimate
+from hal.plan import Plan
+from hal.step_costs import StepEstimate, called_ops
 from hal.unlocks import unlocks_of
 from hal_engine.cli.plan_table import say
 
@@ -91,6 +90,7 @@ class Loss:
 def collect_losses(plan: Plan) -> list[Loss]:
     """Lost fast paths, the dearest first; sites with the same loss are one."""
     losses: dict[tuple[str, str, str, tuple[str, ...]], Loss] = {}
+    shares = _lost_shares(plan)
     for op in plan.ops:
         lost = op.decision.lost
         if lost is None:
@@ -112,26 +112,22 @@ def collect_losses(plan: Plan) -> list[Loss]:
         )
         if op.site.site not in loss.sites:
             loss.sites.append(op.site.site)
-        _add_costs(loss, op, plan.steps)
+        for step, share in shares.get(id(op), {}).items():
+            loss.lost_shares[step] = loss.lost_shares.get(step, 0.0) + share
     return sorted(losses.values(), key=lambda loss: -max(loss.lost_shares.values(), default=0.0))
 
 
-def _add_costs(loss: Loss, op: PlannedOp, steps: Iterable[StepEstimate]) -> None:
-    for step in steps:
-        for site in step.sites:
-            if _is_same(site, op) and site.lost_us is not None and step.is_telling:
-                name = step_name(step)
-                share = loss.lost_shares.get(name, 0.0) + site.lost_us / step.total_us
-                loss.lost_shares[name] = share
-
-
-def _is_same(site: SiteCost, op: PlannedOp) -> bool:
-    return (
-        site.site == op.site.site
-        and site.op == op.site.request.label
-        and site.choice == op.choice.name
-        and site.calls == max(1, len(op.site.layers))
-    )
+def _lost_shares(plan: Plan) -> dict[int, dict[str, float]]:
+    """id of a planned op -> name of a step that calls it -> share of that step that is lost."""
+    shares: dict[int, dict[str, float]] = {}
+    for step in plan.steps:
+        if not step.is_telling:
+            continue
+        called = called_ops(plan.ops, step.phase, step.tokens)
+        for op, site in zip(called, step.sites, strict=True):
+            if site.lost_us is not None:
+                shares.setdefault(id(op), {})[step_name(step)] = site.lost_us / step.total_us
+    return shares
 
 
 def _losses_table(plan: Plan, losses: list[Loss]) -> Table:
