@@ -22,6 +22,9 @@ def unlock_of(reason: Reason) -> str:
     lead = _LEAD.get(reason.kind)
     if lead is None:
         return ""
+    if reason.kind is ReasonKind.MISSING and reason.what != "kernel":
+        # A form of a kernel that is there: what it takes is no help, what it was asked for is.
+        return f"{lead}: {reason.what} {reason.found} (it takes {reason.required})"
     if reason.kind in (ReasonKind.SOFTWARE, ReasonKind.MISSING):
         return f"{lead}: {reason.required}"
     return f"{lead}: {reason.what} {reason.required} (found {reason.found})"

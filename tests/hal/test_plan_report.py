@@ -83,7 +83,10 @@ def test_a_report_has_as_data_what_a_strict_plan_raises(
     assert document["ops"][0]["lost"] == {
         "better": "toy.best",
         "better_tier": "native",
-        "unlock": ["install: more", "write the kernel: more"],
+        "unlock": [
+            "install: more",
+            "write the kernel: missing limit less (it takes more)",
+        ],
     }
 
 
@@ -254,7 +257,7 @@ def test_the_fullest_rank_decides_how_many_tokens_fit(
     ("kind", "step"),
     [
         (ReasonKind.SOFTWARE, "install: flash-attn>=2.7"),
-        (ReasonKind.MISSING, "write the kernel: flash-attn>=2.7"),
+        (ReasonKind.MISSING, "write the kernel: x none (it takes flash-attn>=2.7)"),
         (ReasonKind.UNVERIFIED, "verify on the device: x flash-attn>=2.7 (found none)"),
         (ReasonKind.HARDWARE, None),
         (ReasonKind.SCOPE, None),
@@ -263,6 +266,11 @@ def test_the_fullest_rank_decides_how_many_tokens_fit(
 def test_an_unlock_says_what_to_do(kind: ReasonKind, step: str | None) -> None:
     reason = Reason(what="x", required="flash-attn>=2.7", found="none", kind=kind)
     assert unlocks_of([reason, reason]) == (() if step is None else (step,))
+
+
+def test_a_kernel_that_is_not_there_at_all_is_named() -> None:
+    reason = Reason(what="kernel", required="a.b", found="not written yet", kind=ReasonKind.MISSING)
+    assert unlocks_of([reason]) == ("write the kernel: a.b",)
 
 
 def test_the_link_of_a_group_follows_from_the_attributes(fast: DeviceSpec) -> None:

@@ -67,8 +67,9 @@ def one_shot_most_bytes(r: CollectiveRequest) -> int:
 
 
 def _size(r: CollectiveRequest, low: int, high: int) -> list[Reason]:
+    """The sizes are those of an all-reduce; other kinds are out of scope at any."""
     found = message_bytes(r)
-    if low < found <= high:
+    if r.kind != "all_reduce" or low < found <= high:
         return []
     bounds = f"at most {high} bytes" if low == 0 else f"more than {low}, at most {high} bytes"
     return [
