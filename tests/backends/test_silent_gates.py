@@ -2,80 +2,25 @@
 
 Each test names a device and a request on which a serving stack silently ran something slower or
 something else, what our decision says there, and that it says so no longer once the cause is gone.
-Gates of whole models and of groups of devices are in test_silent_gates_models.py.
+Gates of whole models and of groups of devices are in test_silent_gates_models.py, those of vendors
+in test_silent_gates_vendors.py, the compiler's trap in test_silent_gates_compiler.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from absent_plans import decide, kinds, profile, profiles, reasons
-from hal.device import DeviceSpec
+from gate_requests import latent, product, scores, without_triton
 from hal.errors import SelectionError
-from hal.ops.formats import FORMATS
-from hal.ops.gemm import GemmRequest
-from hal.ops.index_logits import IndexLogitsRequest
-from hal.ops.mla_attention import MlaAttentionRequest
-from hal.ops.request import TokenRange
 from hal.reasons import ReasonKind
 from hal.selection import Decision
 from hal.tiers import Tier
-from hal_kernels.aot import limits as evidence_limits
-from hal_kernels.aot.evidence import Evidence, KernelEvidence
 
 CONSUMER_BLACKWELL = "rtx-pro-6000-blackwell-server"
 HOPPER = "h200-sxm"
-
-
-def product(weight_format: str, **changes: Any) -> GemmRequest:
-    values: dict[str, Any] = {
-        "n": 7168,
-        "k": 2048,
-        "dtype": "bfloat16",
-        "weight_format": FORMATS[weight_format],
-        "tokens": TokenRange(1, 512),
-    }
-    return GemmRequest(**(values | changes))
-
-
-def latent(**changes: Any) -> MlaAttentionRequest:
-    values: dict[str, Any] = {
-        "phase": "decode",
-        "num_heads": 64,
-        "kv_lora_rank": 512,
-        "rope_dim": 64,
-        "block_size": 64,
-        "dtype": "bfloat16",
-        "kv_format": "fp8_656",
-        "top_k": 2048,
-        "tokens": TokenRange(1, 32),
-    }
-    return MlaAttentionRequest(**(values | changes))
-
-
-def scores(key_format: Any, dtype: str, **changes: Any) -> IndexLogitsRequest:
-    values: dict[str, Any] = {
-        "phase": "decode",
-        "num_heads": 64,
-        "head_dim": 128,
-        "key_format": key_format,
-        "block_size": 64,
-        "dtype": dtype,
-        "tokens": TokenRange(1, 32),
-    }
-    return IndexLogitsRequest(**(values | changes))
-
-
-def without_triton(device: DeviceSpec) -> DeviceSpec:
-    """The device as a platform without a Triton back end: only libraries and torch are left."""
-    return dataclasses.replace(
-        device,
-        features=device.features - {"triton"},
-        unverified_features=device.unverified_features - {"triton"},
-    )
 
 
 def lost_text(decision: Decision) -> str:
@@ -299,77 +244,6 @@ def test_gate_14_blocks_of_32_on_gfx942_are_requantised_by_permission_only() -> 
     allowed = decide(device, request, allows=frozenset({"requantized_fp8_blocks"}))
     assert allowed.choice.name == "amd.gemm.aiter_requantized"
     assert [note.name for note in allowed.semantic_notes] == ["requantized_fp8_blocks"]
-
-
-# The compiler trap
-
-
-def stored(monkeypatch: pytest.MonkeyPatch, tier: Any, instruction: str, dtype: str) -> None:
-    """As if every Triton kernel had been compiled to that instruction."""
-
-    def read(kernel: str, target: str) -> KernelEvidence:
-        variants = tuple(
-            Evidence(target=target, dtype=dtype, config=config, tier=tier,
-                     instruction=instruction, instruction_count=8)
-            for config in ("g128", "g32")
-        )  # fmt: skip
-        return KernelEvidence(
-            kernel=kernel, op="gemm", target=target, source_hash="", triton="", variants=variants
-        )
-
-    monkeypatch.setattr(evidence_limits, "read_evidence", read)
-
-
-@pytest.mark.parametrize(
-    ("name", "arch", "instruction"),
-    [
-        ("mi300x", "gfx90a", "v_mfma_f32_32x32x8_f16"),
-        ("rx-7900-xtx", "gfx1100", "v_wmma_f32_16x16x16_f16"),
-        ("a100-sxm-80g", "sm_80", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
-    ],
-)
-def test_compiler_trap_widened_fp8_is_never_called_native(
-    monkeypatch: pytest.MonkeyPatch, name: str, arch: str, instruction: str
-) -> None:
-    """An FP8 product compiles without an error for these, and ends in 16-bit instructions."""
-    device = profile(name)
-    if device.arch != arch:  # no product with gfx90a is in the database
-        features = frozenset(f for f in device.features if "fp8" not in f)
-        device = dataclasses.replace(device, arch=arch, features=features)
-    assert not [f for f in device.features if "fp8" in f]
-    stored(monkeypatch, "emulated", instruction, "fp8_e4m3fn")
-    decision = decide(device, product("fp8_block128_a8"))
-    assert ReasonKind.HARDWARE in kinds(decision, "triton")
-    code = reasons(decision, "triton")["machine code of gemm.fp8_block"]
-    assert f"emulated: 8× {instruction}" in code.found
-    assert decision.choice.name.endswith("gemm.triton_widened")
-    assert decision.choice.tier is Tier.TUNED
-    work = decision.choice.work(product("fp8_block128_a8"), 64)
-    assert work is not None
-    assert work.unit == "bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "native"),
-    [
-        ("mi350x", "fp8_e4m3fn", "v_mfma_f32_32x32x16_fp8_fp8"),
-        ("mi300x", "fp8_e4m3fnuz", "v_mfma_f32_32x32x16_fp8_fp8"),
-    ],
-)
-def test_compiler_trap_fnuz_is_for_gfx942_only(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, native: str
-) -> None:
-    """On gfx950 the fnuz type is widened with a warning of the compiler alone."""
-    device = profile(name)
-    other = "fp8_e4m3fn" if dtype.endswith("uz") else "fp8_e4m3fnuz"
-    stored(monkeypatch, "native", native, dtype)
-    assert decide(device, product("fp8_block128_a8")).choice.name == "amd.gemm.triton"
-    # Code for the other encoding is no evidence for this architecture, native or not.
-    stored(monkeypatch, "native", native, other)
-    decision = decide(device, product("fp8_block128_a8"))
-    assert reasons(decision, "triton")["machine code of gemm.fp8_block"].found == "no evidence"
-    stored(monkeypatch, "emulated", "v_mfma_f32_32x32x8_f16", dtype)
-    assert decide(device, product("fp8_block128_a8")).choice.name == "amd.gemm.triton_widened"
 
 
 def test_every_gate_is_about_a_device_of_the_database() -> None:
