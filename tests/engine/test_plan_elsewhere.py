@@ -70,7 +70,7 @@ def test_a_group_of_known_devices(hal: Hal) -> None:
     ran = hal("plan", MODEL, "--device", "h200-sxm", "x8")
     assert ran.code == 2
     assert "8 × NVIDIA H200 SXM (h200-sxm)" in ran.out
-    for part in ("Least time of a step", "Lost fast paths", "what unlocks it", "memory: weights"):
+    for part in ("Least time of a step", "Lost fast paths", "what unlocks", "memory: weights"):
         assert part in ran.out
     assert "lost fast paths:" in ran.err
     assert (
@@ -214,6 +214,8 @@ def test_a_filled_template_of_waivers_lets_the_plan_pass_degraded(
         (("--with", "flash-attn=2.8.3"), "a device that is not here"),
         (("--device", "cpu:0", "--with", "flash-attn=2.8.3"), "a device that is not here"),
         (("--device", "h200-sxm", "--with", "flash-attn"), "NAME=VERSION"),
+        (("--device", "h200-sxm", "--with", "flash-attn=newest"), "NAME=VERSION"),
+        (("--device", "h200-sxm", "x8", "--json", "absent/file"), "No such file"),
         (("--device", "h200-sxm", "--compare", "h200-sxm", "mi300x"), "--compare"),
         (("--compare", "h200-sxm", "mi300y"), "mi300x"),
         (("--device", "h200-sxm", "--host", "absent.json"), "absent.json"),
@@ -227,3 +229,14 @@ def test_bad_input_is_said(hal: Hal, arguments: tuple[str, ...], said: str) -> N
     assert said.lower() in ran.err.lower()
     assert "Traceback" not in ran.err
     assert not ran.out
+
+
+def test_a_file_that_cannot_be_written_is_said_and_none_is_lost(hal: Hal, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    for path, said in ((tmp_path, "exists"), (taken, "exists"), ("absent/file", "No such file")):
+        ran = hal("plan", MODEL, "--device", "h200-sxm", "x8", "--waiver-template", path)
+        assert ran.code == 2
+        assert said in ran.err
+        assert "Traceback" not in ran.err
+    assert taken.read_text() == "mine"

@@ -131,30 +131,36 @@ def _lost_shares(plan: Plan) -> dict[int, dict[str, float]]:
 
 
 def _losses_table(plan: Plan, losses: list[Loss]) -> Table:
+    """Costs first and narrow, so that names and remedies have the rest of a terminal's width."""
     names = [step_name(step) for step in plan.steps if step.is_telling]
+    title = "Lost fast paths, " + (
+        "at least what they cost of a step, and what unlocks them"
+        if names
+        else "and what unlocks them (too few rates are known for what they cost)"
+    )
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
-        title="Lost fast paths, and at least what they cost of a step",
-    )  # fmt: skip
-    table.add_column("op", overflow="fold")
-    table.add_column("runs, should run", overflow="fold")
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left", title=title
+    )
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("what unlocks it", overflow="fold")
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    table.add_column("lost path, and what unlocks it", overflow="fold", vertical="bottom")
     for loss in losses:
-        table.add_row(
-            loss.op,
-            Text.assemble(
-                f"{loss.choice} ",
-                (loss.tier, "red"),
-                " (waived)" if loss.is_waived else "",
-                "\n" + loss.better + " ",
-                (loss.better_tier, "green"),
-            ),
-            *(_share(loss.lost_shares.get(name)) for name in names),
-            "\n".join(loss.unlock),
-        )
+        table.add_row(*(_share(loss.lost_shares.get(name)) for name in names), _loss_text(loss))
     return table
+
+
+def _loss_text(loss: Loss) -> Text:
+    sites = ", ".join(site.removeprefix("layers.*.") for site in loss.sites)
+    return Text.assemble(
+        (loss.op, "bold"),
+        f": {sites}",
+        f"\nruns {loss.choice} ",
+        (loss.tier, "red"),
+        " (waived)" if loss.is_waived else "",
+        f"\nlost {loss.better} ",
+        (loss.better_tier, "green"),
+        *(f"\n· {step}" for step in loss.unlock),
+    )
 
 
 def _share(share: float | None) -> str:
