@@ -6,8 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
+from packaging.version import InvalidVersion, Version
+
 from hal.device import DeviceSpec
 from hal.errors import DeviceNotFoundError, SettingsError
+from hal.host_probe import normalised_distribution
 from hal.plugins.registry import BackendRegistry
 
 MAX_GROUP = 64
@@ -34,16 +37,26 @@ def parse_group(text: str) -> tuple[str, int | None]:
 
 
 def parse_software(assignments: Sequence[str]) -> dict[str, str]:
-    """`NAME=VERSION` entries. Raises SettingsError for another form, or a name given twice."""
+    """`NAME=VERSION` entries. Raises SettingsError for another form, a version that is none
+    (PEP 440), or a name given twice, however it is spelled."""
     software: dict[str, str] = {}
     for text in assignments:
         name, separator, version = (part.strip() for part in text.partition("="))
-        if not separator or not name or not version or name in software:
+        name = normalised_distribution(name)
+        if not separator or not name or not _is_version(version) or name in software:
             raise SettingsError(
                 "option --with", "NAME=VERSION, each name once", repr(text), "e.g. flash-attn=2.8.3"
             )
         software[name] = version
     return software
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def present_device(registry: BackendRegistry, device_id: str) -> DeviceSpec:

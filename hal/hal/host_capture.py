@@ -15,6 +15,7 @@ from hal.host_probe import HostProbe
 from hal.host_recorded import RecordedHost
 from hal.host_recording import RecordingHost
 from hal.host_scrubbing import Identity, scrubbed
+from hal.text_files import write_user_text
 from hal.topology import detect_topology
 from hal.topology.pci_tree import PCI_DEVICES
 
@@ -66,7 +67,7 @@ def save_recording(recorder: RecordingHost, path: Path) -> RecordedHost:
     recorded = recorder.recorded(f"recorded by halstack {version}")
     clean = scrubbed(recorded, identity_of_this_machine())
     try:
-        path.write_text(clean.to_json(), encoding="utf-8")
+        write_user_text(path, clean.to_json())
     except OSError as error:
         raise HostReadError(
             f"host recording {path}",

@@ -14,6 +14,7 @@ from hal.host_probe import (
     normalised_distribution,
     unreadable,
 )
+from hal.text_files import read_regular_text
 
 _MAX_LINKS_FOLLOWED = 40  # as the kernel
 
@@ -158,9 +159,7 @@ def load_recorded_host(path: Path) -> RecordedHost:
     """
     source = f"host recording {path}"
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_RECORDING_BYTES + 1)
-        text = data[: MAX_RECORDING_BYTES + 1].decode()
+        text = read_regular_text(path, MAX_RECORDING_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise HostReadError(
             source,

@@ -1,9 +1,9 @@
 """Takes out of a recorded host what tells one machine or person from another.
 
-Serial numbers, UUIDs, hardware and network addresses, the names of host and user, home folders and
-e-mail addresses are replaced, wherever they stand, by stand-ins of the same form. What was equal
-stays equal and what differed differs, so that parsers and comparisons still work. What identifies a
-model stays: ids, names, versions, part numbers.
+Serial numbers, UUIDs, hardware and network addresses, the names of host and user, home folders,
+e-mail addresses and keys of services are replaced, wherever they stand, by stand-ins of the same
+form. What was equal stays equal and what differed differs, so that parsers and comparisons still
+work. What identifies a model stays: ids, names, versions, part numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,19 @@ _FILE_NAMES = re.compile(
     r"(?:product|board|chassis)_(?:serial|uuid|asset_tag)|serial(?:_number)?|unique_id|uuid|wwid"
     r"|machine-id|boot_id|hostname|nodename|address|(?:node|sys_image)_guid|node_desc|vpd"
 )
-_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|PROXY|COOKIE", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|PROXY|COOKIE|AUTH|BEARER|(?:^|_)PAT$|_DSN$", re.IGNORECASE
+)
+# Keys of services by the forms that they are known to have, or by the name before them.
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:hf_|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[abprs]-|sk-|AKIA)[\w-]{6,}"
+)
+_NAMED_TOKEN = re.compile(
+    r"(?P<name>(?:api[_-]?key|token|passw(?:or)?d|secret)[\"']?\s{0,4}[=:][ \t]{0,4}[\"']?)"
+    r"(?P<value>[^\s\"',;&]+)",
+    re.IGNORECASE,
+)
+_URL_USER = re.compile(r"(?<=://)[^/\s@\"']{1,200}@")
 _EMPTY = re.compile(r"\W*(?:n/?a|none|null|unknown|not supported|unsupported|0x0+|0+|-)?\W*", re.I)
 _UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?![0-9a-f])", re.I)
 _MAC = re.compile(r"(?<![0-9a-f:])[0-9a-f]{2}(?::[0-9a-f]{2}){5,19}(?![0-9a-f:])", re.I)
@@ -132,6 +144,9 @@ class _Scrubber:
         text = _MAC.sub(lambda m: self._stand_in("mac", m.group(), _mac), text)
         text = _IPV6.sub(lambda m: self._stand_in("ipv6", m.group(), _ipv6), text)
         text = _IPV4.sub(self._ipv4, text) if may_have_ipv4 else text
+        text = _URL_USER.sub("", text)
+        text = _TOKEN.sub("scrubbed", text)
+        text = _NAMED_TOKEN.sub(lambda m: m.group("name") + "scrubbed", text)
         text = _EMAIL.sub("user@example.org", text)
         return self._without_names(text)
 

@@ -21,6 +21,7 @@ from hal.model_errors import describe_first_error
 from hal.settings_sections import SettingsCatalogue
 from hal.settings_text import text_to_value
 from hal.suggestions import did_you_mean
+from hal.text_files import read_regular_text
 from hal.variables import CONFIG_VARIABLE, DEBUG_VARIABLE, PREFIX
 
 _OWN_VARIABLES = (CONFIG_VARIABLE, DEBUG_VARIABLE)
@@ -191,7 +192,7 @@ class Settings:
 def _from_file(path: Path, catalogue: SettingsCatalogue) -> Iterable[tuple[str, str, Given]]:
     who = f"configuration file {path}"
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_regular_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
             who, "a readable text file", str(error), "correct --config or HAL_CONFIG"

@@ -31,6 +31,7 @@ from hal.model_errors import describe_first_error
 from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest
 from hal.suggestions import did_you_mean
+from hal.text_files import read_regular_text
 
 WaiverKind = Literal["tier", "semantic"]
 _PROPOSED_DAYS = 30
@@ -187,7 +188,7 @@ def load_waivers(path: Path | str, *, today: datetime.date | None = None) -> Wai
     """
     source = f"waiver file {path}"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise WaiverError(
             source, "a readable text file", str(error), "correct the path or the permissions"

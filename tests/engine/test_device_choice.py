@@ -50,7 +50,9 @@ def test_software_is_named_with_its_version() -> None:
         "flash-attn": "2.8.3",
         "aiter": "0.1",
     }
-    for bad in (["flash-attn"], ["=1"], ["a="], ["a=1", "a=2"]):
+    assert parse_software(["Flash_Attn=2.8.3+cu128"]) == {"flash-attn": "2.8.3+cu128"}
+    twice = (["a=1", "a=2"], ["flash-attn=1", "flash_attn=2"])
+    for bad in (["flash-attn"], ["=1"], ["a="], ["a=nonsense!!"], ["a==2"], *twice):
         with pytest.raises(SettingsError, match="NAME=VERSION"):
             parse_software(bad)
 

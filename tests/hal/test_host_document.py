@@ -155,5 +155,5 @@ def test_recording_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(HostReadError, match="UnicodeDecodeError"):
         load_recorded_host(file)
-    with pytest.raises(HostReadError, match="bytes"):
+    with pytest.raises(HostReadError, match="regular file"):
         load_recorded_host(Path("/dev/zero"))

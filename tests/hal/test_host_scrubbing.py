@@ -272,3 +272,22 @@ def test_long_lines_take_no_long_time() -> None:
     flags = "flags : " + " ".join(_word(8) for _ in range(300)) + "\n"
     host = RecordedHost(files={"/proc/cpuinfo": flags * 256})
     assert scrubbed(host, Identity()) == host
+
+
+def test_keys_of_services_go() -> None:
+    secret = "".join(_RANDOM.choice(string.ascii_letters + string.digits) for _ in range(24))
+    text = (
+        f"python serve.py --api-key={secret} --token={secret} hf_{secret}\n"
+        f'{{"password": "{secret}", "secret" : "{secret}"}}\n'
+        f"https://someone:{secret}@example.org/x gh: ghp_{secret} AKIA{secret.upper()}\n"
+        "max_tokens: 512, tokenizer: x.json, ssh-keygen, sk-1, https://example.org/a@b\n"
+    )
+    names = ("HF_TOKEN", "WANDB_API_KEY", "MY_PAT", "REGISTRY_AUTH", "SENTRY_DSN", "PATH")
+    host = RecordedHost(
+        commands={"tool": CommandOutput(0, text, text)},
+        environment={name: secret if name != "PATH" else text for name in names},
+    )
+    clean = scrubbed(host, Identity()).to_json()
+    assert secret.lower() not in clean.lower()
+    for kept in ("max_tokens: 512", "tokenizer: x.json", "ssh-keygen", "//example.org/a@b"):
+        assert kept in clean

@@ -14,7 +14,9 @@ from hal.device import DeviceSpec
 from hal.errors import SettingsError
 from hal.measurements import with_measurements
 from hal.plan import Plan
+from hal.text_files import write_user_text
 from hal.violations import violation_error, waiver_stanzas
+from hal.visible_text import visible_json
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_compare import comparison_document, print_comparison
 from hal_engine.cli.plan_report import print_report
@@ -112,11 +114,14 @@ def plan(
 def _write_waivers(plans: Sequence[Plan], path: Path) -> None:
     """Raises SettingsError rather than write over a file."""
     stanzas = [stanza for plan in plans for stanza in waiver_stanzas(plan.violations)]
-    if path.exists():
+    try:
+        write_user_text(path, "\n\n".join(dict.fromkeys(stanzas)) + "\n", may_replace=False)
+    except FileExistsError as error:
         raise SettingsError(
             "option --waiver-template", "a new file", f"{path}, which exists", "name another"
-        )
-    path.write_text("\n\n".join(dict.fromkeys(stanzas)) + "\n", encoding="utf-8")
+        ) from error
+    except OSError as error:
+        raise _unwritable("--waiver-template", path, error) from error
 
 
 def _one_count(*counts: int | None) -> int | None:
@@ -165,11 +170,19 @@ def _plan(session: args.Session, name: str, count: int | None, software: Mapping
 
 
 def _write(document: Mapping[str, Any], path: Path) -> None:
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    text = visible_json(json.dumps(document, indent=1, ensure_ascii=False)) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
-    else:
-        path.write_text(text, encoding="utf-8")
+        return
+    try:
+        write_user_text(path, text)
+    except OSError as error:
+        raise _unwritable("--json", path, error) from error
+
+
+def _unwritable(option: str, path: Path, error: OSError) -> SettingsError:
+    found = f"{path}: {error.strerror or error}"
+    return SettingsError(f"option {option}", "a file that can be written", found, "name another")
 
 
 def _fail_for_violations(plans: Sequence[Plan]) -> None:

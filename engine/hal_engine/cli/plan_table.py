@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hal.cli.output import VisibleConsole
 from hal.plan import Plan, PlannedOp
 from hal.reasons import ReasonKind
 
@@ -15,8 +16,8 @@ TIER_STYLES = {"native": "green", "tuned": "cyan", "portable": "yellow", "refere
 
 def terminal() -> Console:
     """Standard output; where it is no terminal, wide enough that no table is cut."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    console = VisibleConsole()
+    return console if console.is_terminal else VisibleConsole(width=160)
 
 
 def say(console: Console, text: Text | str, style: str = "") -> None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hal.cli.output import VisibleConsole
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_table import print_plan, terminal
 
@@ -67,7 +68,7 @@ def serve(
     planned, registry = args.plan_session(session)
     console = terminal()
     print_plan(planned.plan, console=console)
-    with _progress(Console(stderr=True)) as report:
+    with _progress(VisibleConsole(stderr=True)) as report:
         engine = start_engine(
             planned,
             registry,

@@ -148,10 +148,11 @@ def _topology(shared: CliContext, specs: Sequence[DeviceSpec]) -> Topology:
 
 
 def _write_svg(topology: Topology, path: Path) -> None:
+    from hal.text_files import write_user_text
     from hal.topology.svg import draw_svg
 
     try:
-        path.write_text(draw_svg(topology), encoding="utf-8")
+        write_user_text(path, draw_svg(topology))
     except OSError as error:
         raise UsageError(
             f"hal devices --svg {path}",

@@ -9,11 +9,13 @@ from typing import Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from hal.errors import UserError
+from hal.visible_text import visible_json, visible_text
 
 MAX_COLUMNS = 100
 _PICTURE_COLUMNS = 140
@@ -26,10 +28,22 @@ _STATUS_STYLES = {
 }
 
 
+class VisibleConsole(Console):
+    """A console that shows the control characters of names and messages instead of obeying them:
+    they come from firmware, from recordings and from plug-ins of others."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See `Console.render`, through which all output goes."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible_text(text), style, control)
+
+
 def create_console() -> Console:
     """A console of the terminal's width, at most `MAX_COLUMNS`, that reads no markup."""
     columns = min(MAX_COLUMNS, shutil.get_terminal_size((MAX_COLUMNS, 24)).columns)
-    return Console(width=columns, markup=False, highlight=False, emoji=False)
+    return VisibleConsole(width=columns, markup=False, highlight=False, emoji=False)
 
 
 def picture_columns() -> int:
@@ -39,7 +53,7 @@ def picture_columns() -> int:
 
 def print_lines(lines: Iterable[Text]) -> None:
     """Lines as they are, of at most `picture_columns`."""
-    console = Console(width=_PICTURE_COLUMNS, markup=False, highlight=False, emoji=False)
+    console = VisibleConsole(width=_PICTURE_COLUMNS, markup=False, highlight=False, emoji=False)
     for line in lines:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
@@ -67,20 +81,21 @@ def print_text(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """A JSON document with sorted keys."""
-    typer.echo(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
+    typer.echo(visible_json(text))
 
 
 def print_error(error: BaseException, *, is_debug: bool) -> None:
     """An error on stderr: its message, and its traceback if debugging."""
     if is_debug:
-        typer.echo("".join(traceback.format_exception(error)), err=True)
+        typer.echo(visible_text("".join(traceback.format_exception(error))), err=True)
     prefix = typer.style("error:", fg="red", bold=True) if sys.stderr.isatty() else "error:"
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             print_error(part, is_debug=False)
         return
     kind = type(error).__name__ if isinstance(error, UserError) else "internal error"
-    typer.echo(f"{prefix} {kind}: {error}", err=True)
+    typer.echo(f"{prefix} {kind}: {visible_text(str(error))}", err=True)
 
 
 def format_bytes(count: float) -> str:

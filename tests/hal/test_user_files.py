@@ -1,0 +1,131 @@
+"""Files that a user names: a pipe, a device or a folder is an error at once; escapes in a recording
+or a path never reach the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from hal.cli.output import VisibleConsole, print_error, print_json
+from hal.errors import HalError, HostReadError, SettingsError, UsageError, WaiverError
+from hal.host_recorded import load_recorded_host
+from hal.settings import Settings
+from hal.text_files import read_regular_text, write_user_text
+from hal.visible_text import visible_json, visible_text
+from hal.waivers import load_waivers
+
+_READERS: dict[type[HalError], Callable[[Path], object]] = {
+    HostReadError: load_recorded_host,
+    WaiverError: load_waivers,
+    SettingsError: lambda path: Settings.read(config=path, environment={}),
+}
+
+
+def _pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+def _circle(folder: Path) -> Path:
+    (folder / "a").symlink_to(folder / "b")
+    (folder / "b").symlink_to(folder / "a")
+    return folder / "a"
+
+
+def _huge(folder: Path) -> Path:
+    with (folder / "huge").open("wb") as stream:
+        stream.truncate(1 << 40)  # a file with a hole: it takes no room
+    return folder / "huge"
+
+
+@pytest.mark.parametrize("error", _READERS, ids=lambda error: error.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        _pipe,
+        _circle,
+        _huge,
+        lambda folder: folder,
+        lambda folder: Path("/dev/zero"),
+        lambda folder: folder / "absent",
+        lambda folder: folder / "nul\0l",
+    ],
+    ids=["pipe", "circle", "huge", "folder", "device", "absent", "null character"],
+)
+def test_what_cannot_be_read_is_said_at_once(
+    tmp_path: Path, error: type[HalError], make: Callable[[Path], Path]
+) -> None:
+    with pytest.raises(error) as raised:
+        _READERS[error](make(tmp_path))
+    assert raised.value.remedy
+    assert "required" in str(raised.value)
+
+
+def test_a_file_is_read_whole_up_to_its_limit(tmp_path: Path) -> None:
+    text = "ä" * 1000
+    file = tmp_path / "file"
+    file.write_text(text, encoding="utf-8")
+    assert read_regular_text(file, 2000) == text
+    with pytest.raises(OSError, match="larger than 1999"):
+        read_regular_text(file, 1999)
+
+
+def test_a_generated_file_replaces_and_a_template_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_user_text(file, "first", may_replace=False)
+    with pytest.raises(FileExistsError):
+        write_user_text(file, "second", may_replace=False)
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(FileExistsError):
+        write_user_text(tmp_path / "link", "second", may_replace=False)
+    assert file.read_text() == "first"
+    write_user_text(file, "name of a file: \udcff")
+    assert file.read_text(encoding="utf-8") == r"name of a file: \udcff"
+    assert stat.S_ISREG(file.stat().st_mode)
+
+
+def _is_harmless(text: str) -> bool:
+    kinds = {unicodedata.category(char) for char in text if char not in "\n\t"}
+    return kinds.isdisjoint({"Cc", "Cs", "Zl", "Zp"})
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_is_shown_and_none_obeyed(text: str) -> None:
+    assert _is_harmless(visible_text(text))
+    visible_text(text).encode()  # no half of a pair is left
+    if _is_harmless(text) and text.isprintable():
+        assert visible_text(text) == text
+    document = json.dumps([text], ensure_ascii=False)
+    assert _is_harmless(visible_json(document))
+    (read,) = json.loads(visible_json(document))
+    # JSON joins two halves of a pair that stand side by side.
+    assert read.encode("utf-16", "surrogatepass") == text.encode("utf-16", "surrogatepass")
+
+
+_ESCAPES = "name\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj.exe\udcff"
+
+
+def test_consoles_errors_and_json_have_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = VisibleConsole(markup=False, highlight=False)
+    table = Table("column", title=_ESCAPES)
+    table.add_row(Text(_ESCAPES))
+    for part in (_ESCAPES, Text(_ESCAPES), table):
+        console.print(part)
+    print_error(UsageError(_ESCAPES, "a", _ESCAPES, "b"), is_debug=True)
+    print_json({_ESCAPES: _ESCAPES})
+    shown = capsys.readouterr()
+    assert _is_harmless(shown.out)
+    assert _is_harmless(shown.err)
+    assert "\u202e" not in shown.out + shown.err
+    assert r"\x1b]0;title" in shown.out
+    assert r"\x1b]0;title" in shown.err
