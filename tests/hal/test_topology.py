@@ -220,6 +220,7 @@ def test_unclaimed_and_unusable_accelerators() -> None:
     unknown = builder.device("abcd:0001", pci_class="0x120000")
     broken = builder.device("10de:26b9")
     builder.device("1a03:2000", pci_class="0x030000", link="")  # a board controller's display
+    builder.device("19e5:1711", pci_class="0x030000", link="1.0 x1")  # one with a link
     builder.device("8086:1572", pci_class="0x020000")  # a network card
     host = builder.build()
     assert [f.address for f in unclaimed_accelerators(host, {broken})] == [unknown]

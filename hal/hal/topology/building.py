@@ -31,6 +31,8 @@ from hal.topology.pci_link import PciLink
 from hal.topology.pci_tree import is_accelerator_class, is_pci_address, read_pci_tree
 
 _P2P_ORDER: tuple[PeerAccess, ...] = ("none", "claimed", "verified")
+# Displays of management controllers that do have a PCIe link: ASPEED, Huawei's iBMC (pci.ids).
+_BOARD_DISPLAYS = frozenset({("0x1a03", "0x2000"), ("0x19e5", "0x1711")})
 
 
 def detect_topology(
@@ -124,8 +126,12 @@ def _accelerators(
 
 
 def _may_be_accelerator(function: PciFunction) -> bool:
-    """Not the display of a board controller or of a virtual machine: these have no PCIe link."""
-    return is_accelerator_class(function.pci_class) and function.link is not None
+    """Not the display of a board controller or of a virtual machine: most have no PCIe link."""
+    return (
+        is_accelerator_class(function.pci_class)
+        and function.link is not None
+        and (function.vendor_id, function.device_id) not in _BOARD_DISPLAYS
+    )
 
 
 def _shared_bridges(
