@@ -5,7 +5,6 @@ A failure is an error that names the candidate and its distribution, never a rea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +14,10 @@ from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
 
 _Answer = TypeVar("_Answer")
+
+# Beyond every call that could be made; sums of such numbers stay finite.
+_MOST_WORK = 1e30
+_MOST_US = 1e15
 
 # The other kinds are selection's own: a candidate cannot know who else is there or what is allowed.
 _OF_CANDIDATES = (
@@ -32,7 +35,7 @@ def _ask(
 ) -> _Answer:
     try:
         return answer()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SelectionError(
             f"{candidate.name} of {candidate.distribution}",
             f"an answer of {question} for {request.label}, {request.arguments()}",
@@ -49,6 +52,9 @@ def reasons_of(candidate: KernelCandidate, request: OpRequest) -> list[Reason]:
         for reason in reasons:
             if not isinstance(reason, Reason):
                 raise TypeError(f"required Reason, found {type(reason).__name__}")
+            for field in (reason.what, reason.required, reason.found):
+                if not isinstance(field, str):
+                    raise TypeError(f"required a Reason of texts, found {type(field).__name__}")
             if reason.kind not in _OF_CANDIDATES:
                 raise ValueError(
                     f"required a reason of kind {', '.join(_OF_CANDIDATES)}, found {reason.kind}"
@@ -65,8 +71,8 @@ def estimate_of(candidate: KernelCandidate, request: OpRequest) -> float | None:
         value = candidate.estimate_us(request, request.tokens.high)
         if value is None:
             return None
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"required None or a time of 0 µs or more, found {value}")
+        if not 0 <= value <= _MOST_US:
+            raise ValueError(f"required None or a time of 0 to {_MOST_US:g} µs, found {value}")
         return float(value)
 
     return _ask(candidate, "estimate_us", request, answer)
@@ -84,9 +90,11 @@ def work_of(candidate: KernelCandidate, request: OpRequest, tokens: int) -> Work
             return None
         if not isinstance(work, Work):
             raise TypeError(f"required Work or None, found {type(work).__name__}")
+        if not isinstance(work.unit, str):
+            raise TypeError(f"required a unit as text, found {type(work.unit).__name__}")
         for what, value in (("flops", work.flops), ("bytes", work.bytes)):
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"required {what} of 0 or more, found {value}")
+            if not 0 <= value <= _MOST_WORK:
+                raise ValueError(f"required {what} of 0 to {_MOST_WORK:g}, found {value}")
         return work
 
     return _ask(candidate, "work", request, answer)
@@ -103,10 +111,13 @@ class SemanticNotes:
         """Raises SelectionError if the candidate cannot say."""
         if self._notes is None:
             candidate, request = self._candidate, self._request
-            self._notes = _ask(
-                candidate,
-                "semantic_notes",
-                request,
-                lambda: tuple(candidate.semantic_notes(request)),
-            )
+
+            def answer() -> tuple[SemanticNote, ...]:
+                notes = tuple(candidate.semantic_notes(request))
+                for note in notes:
+                    if not isinstance(note, SemanticNote):
+                        raise TypeError(f"required SemanticNote, found {type(note).__name__}")
+                return notes
+
+            self._notes = _ask(candidate, "semantic_notes", request, answer)
         return self._notes

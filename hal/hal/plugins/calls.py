@@ -24,6 +24,7 @@ from hal.plugins.validation import (
     checked_candidates,
     checked_data,
     checked_devices,
+    checked_measured,
     checked_profiles,
     checked_runtime,
     checked_sequence,
@@ -102,7 +103,7 @@ class Plugin:
         return self._optional(
             "hal_measure_device",
             {"device": device},
-            lambda answer: checked_data(DeviceSpec, answer),
+            checked_measured,
             device,
         )
 

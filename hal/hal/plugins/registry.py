@@ -58,6 +58,8 @@ class BackendRegistry:
         self._specs: dict[str, DeviceSpec] = {}
         self._failures: list[PluginError] = []
         self._profiles: dict[str, DeviceSpec] | None = None
+        self._profile_owners: dict[str, Plugin] = {}
+        self._contested: dict[str, DeviceClaimError] = {}
 
     @property
     def devices(self) -> tuple[DetectedDevice, ...]:
@@ -90,8 +92,8 @@ class BackendRegistry:
         return self._owners[device_id][0]
 
     def plugin_for(self, device: DeviceSpec | DetectedDevice) -> Plugin:
-        """The plug-in that answers for a device: the one that detected it, else for a device that
-        is not on this host the loaded plug-in named by its `backend`.
+        """The plug-in that answers for a device: the one that detected it or knows its profile,
+        else for a device that is not on this host the loaded plug-in named by its `backend`.
 
         Raises:
             DeviceNotFoundError: there is none.
@@ -101,6 +103,9 @@ class BackendRegistry:
             if isinstance(device, DetectedDevice) or device.backend == owner.info.name:
                 return owner
         backend = device.backend if isinstance(device, DeviceSpec) else ""
+        knowing = self._profile_owners.get(device.device_id)
+        if knowing is not None and knowing.info.name == backend:
+            return knowing
         for plugin in self.plugins:
             if plugin.info.name == backend:
                 return plugin
@@ -126,12 +131,10 @@ class BackendRegistry:
 
     @property
     def profiles(self) -> Mapping[str, DeviceSpec]:
-        """Every device that a plug-in knows and that need not be here, by name.
+        """Every device that one plug-in knows and that need not be here, by name. A name that two
+        know means neither of them, and hides no other.
 
         Loads the plug-ins that have devices: only a plan for an absent device asks for this.
-
-        Raises:
-            DeviceClaimError: two plug-ins know a device by one name.
         """
         if self._profiles is None:
             loaded = {plugin.entry: plugin for plugin in self.plugins}
@@ -140,10 +143,14 @@ class BackendRegistry:
             found: dict[str, tuple[DeviceSpec, Plugin]] = {}
             for plugin in self.plugins:
                 for spec in self._profiles_of(plugin):
-                    if spec.device_id in found:
-                        raise _one_profile_twice(spec, found[spec.device_id][1], plugin)
-                    found[spec.device_id] = spec, plugin
-            self._profiles = {name: found[name][0] for name in sorted(found)}
+                    name = spec.device_id
+                    if name in found:
+                        twice = _one_profile_twice(spec, found[name][1], plugin)
+                        self._contested.setdefault(name, twice)
+                    found.setdefault(name, (spec, plugin))
+            kept = [name for name in sorted(found) if name not in self._contested]
+            self._profiles = {name: found[name][0] for name in kept}
+            self._profile_owners = {name: found[name][1] for name in kept}
         return self._profiles
 
     def profile(self, name: str) -> DeviceSpec:
@@ -151,8 +158,11 @@ class BackendRegistry:
 
         Raises:
             DeviceNotFoundError: no plug-in knows it.
+            DeviceClaimError: two plug-ins know a device by this name.
         """
         if name not in self.profiles:
+            if name in self._contested:
+                raise self._contested[name]
             raise DeviceNotFoundError(
                 f"device {name!r}",
                 "a device of this host, or one that a plug-in knows",

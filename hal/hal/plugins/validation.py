@@ -22,6 +22,7 @@ _Data = TypeVar("_Data")
 MAX_ANSWERS = 4096
 """The most items one hook may answer with: far more than any host has devices."""
 _MAX_SHOWN = 160
+_MOST = 1e24  # above every rate and size that a device has
 _RUNTIME_MEMBERS = tuple(name for name in vars(Runtime) if not name.startswith("_"))
 
 
@@ -43,7 +44,11 @@ def to_document(value: Any) -> Any:
         TypeError, ValueError: a field holds something JSON has no form for, or is not finite.
     """
     data = asdict(value)
-    return json.loads(json.dumps(data, default=_plain, allow_nan=False, sort_keys=True))
+    try:
+        text = json.dumps(data, default=_plain, allow_nan=False, sort_keys=True)
+    except ValueError as error:  # NaN, infinity, or a value that contains itself
+        raise ValueError(f"required finite numbers, found {error} in {shown(value)}") from error
+    return json.loads(text)
 
 
 def _plain(value: object) -> object:
@@ -138,7 +143,38 @@ def checked_spec(value: object, device: DetectedDevice, backend: str) -> DeviceS
     ):
         if required != found:
             raise ValueError(f"required {what} {required!r}, found {found!r}")
+    _check_figures(spec)
     return spec
+
+
+def checked_measured(value: object) -> DeviceSpec:
+    """A `DeviceSpec` with figures that a device can have."""
+    spec = checked_data(DeviceSpec, value)
+    _check_figures(spec)
+    return spec
+
+
+def _check_figures(spec: DeviceSpec) -> None:
+    """Plans divide by rates: 0 and None both mean unknown, and nothing is negative or beyond what
+    could be a device's."""
+    figures: dict[str, object] = {
+        "num_cores": spec.num_cores,
+        "memory_bytes": spec.memory_bytes,
+        "memory_bandwidth": spec.memory_bandwidth or 0,
+        **{f"peak_flops.{dtype}": rate for dtype, rate in spec.peak_flops.items()},
+        **{
+            f"attributes.{name}": figure
+            for name, figure in spec.attributes.items()
+            if "bytes_per_s" in name or "latency_us" in name
+        },
+    }
+    for name, figure in figures.items():
+        is_figure = isinstance(figure, int | float) and (figure == 0 or 1e-3 <= figure <= _MOST)
+        if not is_figure:
+            raise ValueError(
+                f"required {name} of {spec.device_id!r} as 0 or 0.001 to {_MOST:g}, "
+                f"found {shown(figure)}"
+            )
 
 
 def checked_profiles(value: object, backend: str) -> tuple[DeviceSpec, ...]:
@@ -149,6 +185,7 @@ def checked_profiles(value: object, backend: str) -> tuple[DeviceSpec, ...]:
             raise ValueError(f"required backend {backend!r}, found {spec.backend!r}")
         if not spec.device_id or not spec.device_id.isprintable() or spec.device_id in by_id:
             raise ValueError(f"required unique printable ids, found {shown(spec.device_id)}")
+        _check_figures(spec)
         by_id[spec.device_id] = spec
     return tuple(by_id[device_id] for device_id in sorted(by_id))
 
@@ -171,6 +208,8 @@ def checked_candidates(
 def _check_candidate(candidate: KernelCandidate, op: str, backend: str) -> None:
     if not isinstance(candidate.name, str) or not candidate.name.startswith(f"{backend}."):
         raise ValueError(f"required a candidate name `{backend}.…`, found {shown(candidate.name)}")
+    if not candidate.name.isprintable():
+        raise ValueError(f"required a printable candidate name, found {shown(candidate.name)}")
     if candidate.op != op:
         raise ValueError(f"required candidates for {op!r}, found {candidate.name} for another op")
     if not isinstance(candidate.tier, Tier):
@@ -178,6 +217,9 @@ def _check_candidate(candidate: KernelCandidate, op: str, backend: str) -> None:
     for field in ("not_supported_reasons", "load", "estimate_us", "semantic_notes", "work"):
         if not callable(getattr(candidate, field)):
             raise TypeError(f"required a callable {field} of {candidate.name}")
+    for field in ("summary", "untuned", "weight_layout"):
+        if not isinstance(getattr(candidate, field), str):
+            raise TypeError(f"required {field} of {candidate.name} as text")
 
 
 def checked_runtime(value: object) -> Runtime:
