@@ -57,6 +57,15 @@ def test_doctor_is_content_with_a_sound_host_and_not_with_a_broken_one() -> None
     assert "reinstall" in broken.stdout
 
 
+def test_doctor_folds_what_has_nothing_to_do_here() -> None:
+    host = ("--host", str(FOLDER / "metax-c550-x8.json"))
+    short = " ".join(_hal("doctor", *host).stdout.split())
+    assert short.count("none of its devices is on this host") == 1
+    assert "idle, none of its devices is on this host: amd, ascend" in short
+    whole = " ".join(_hal("doctor", "--verbose", *host).stdout.split())
+    assert "tecorigin halstack" in whole
+
+
 def test_a_plan_is_for_the_recorded_host_and_not_for_this_one() -> None:
     """Looking for the command `plan` looks at this host's plug-ins first."""
     recorded = str(FOLDER / "rx-7900-gre.json")

@@ -232,7 +232,7 @@ def test_doctor_tells_failures_and_missing_software(hal: Hal, acme: Path) -> Non
     assert "All is well" in done.stdout
     done = hal(["doctor"], acme, variables={"ACME_MISSING": "1"})
     assert done.returncode == 1
-    assert "acme-driver is missing: get it" in " ".join(done.stdout.split())
+    assert "Missing: acme-driver. Remedy: get it" in " ".join(done.stdout.split())
     add(acme, "broken", "raise RuntimeError('broken build')")
     done = hal(["doctor", "--json"], acme)
     assert done.returncode == 1

@@ -95,8 +95,8 @@ def collect_losses(plan: Plan) -> list[Loss]:
         lost = op.decision.lost
         if lost is None:
             continue
-        unlock = unlocks_of(lost.reasons) or ("a candidate of that tier",)
-        better = lost.better or f"any {lost.better_tier.label} one"
+        unlock = unlocks_of(lost.reasons) or ("a candidate for this device, which none offers",)
+        better = lost.better or "anything that is at least"
         key = (op.site.request.label, op.choice.name, better, unlock)
         loss = losses.setdefault(
             key,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -191,13 +191,27 @@ def _document(
     }
 
 
+def _print_idle(states: Iterable[PluginState]) -> None:
+    """Plug-ins that have nothing to do here, a line for each reason."""
+    names: dict[str, list[str]] = {}
+    for state in states:
+        entry = state.entry
+        name = entry.name if entry.distribution == "halstack" else entry.key
+        names.setdefault(state.reason, []).append(name)
+    for reason, idle in names.items():
+        print_text(f"idle, {reason}: {', '.join(idle)}")
+
+
 def _print(
     survey: PluginSurvey,
     states: Sequence[PluginState],
     conflict: DeviceClaimError | None,
     verbose: bool,
 ) -> None:
+    from hal.plugins.states import PluginStatus
+
     claims = survey.claims()
+    shown = [state for state in states if verbose or state.status is not PluginStatus.IDLE]
     rows = [
         (
             state.entry.name,
@@ -206,12 +220,13 @@ def _print(
             ", ".join(device for device, owners in claims.items() if state.entry in owners),
             state.reason,
         )
-        for state in states
+        for state in shown
     ]
     print_table(("plug-in", "distribution", "state", "devices", "reason"), rows)
+    _print_idle(state for state in states if state not in shown)
     for entry, item in survey.missing_dependencies():
         print_text(
-            f"{entry}: {item.hardware} is here, but {item.software} is missing: {item.remedy}"
+            f"{entry}: {item.hardware} is here. Missing: {item.software}. Remedy: {item.remedy}"
         )
     if conflict is not None:
         print_text(str(conflict))
