@@ -175,8 +175,9 @@ def test_a_name_that_two_know_and_plugins_that_fail_hide_no_other_profile(
     with pytest.raises(DeviceClaimError, match="shared") as raised:
         registry.profile("shared")
     assert "plugins.disable" in raised.value.remedy
-    with pytest.raises(DeviceNotFoundError, match="third"):
+    with pytest.raises(DeviceNotFoundError, match="third") as absent:
         registry.profile("third")
+    assert "plug-ins failed, so that more may be known" in absent.value.found
     # Two plug-ins of one name: each answers for its own.
     for known, owner in (("first", "acme-of-one"), ("fourth", "acme-of-same")):
         assert registry.plugin_for(registry.profile(known)).entry.distribution == owner

@@ -175,8 +175,18 @@ def test_evidence_survives_its_file_and_a_damaged_one_is_named(tmp_path: Path) -
     path = write_evidence(stored_example(), tmp_path)
     assert read_evidence("k", "sm_90", tmp_path) == stored_example()
     document = json.loads(path.read_text())
-    for damage in ({"schema": "other/1"}, {"variants": [{"tier": 1, "x": 2}]}, {"variants": 3}):
-        path.write_text(json.dumps(document | damage))
+    (variant,) = document["variants"]
+    damages = [
+        document | {"schema": "other/1"},
+        document | {"variants": [{"tier": 1, "x": 2}]},
+        document | {"variants": 3},
+        document | {"variants": [variant | {"tier": "golden"}]},
+        document | {"variants": [variant | {"spills": "none"}]},
+        [document],
+        "[" * 100_000,
+    ]
+    for damage in damages:
+        path.write_text(damage if isinstance(damage, str) else json.dumps(damage))
         read_evidence.cache_clear()
         with pytest.raises(PlanError, match=r"k\.json of sm_90"):
             read_evidence("k", "sm_90", tmp_path)

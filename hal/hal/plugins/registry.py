@@ -163,10 +163,15 @@ class BackendRegistry:
         if name not in self.profiles:
             if name in self._contested:
                 raise self._contested[name]
+            found = f"here: {', '.join(self._owners) or 'none'}; known: {len(self.profiles)} others"
+            if self._failures:
+                first = self._failures[0]
+                found += f"; {len(self._failures)} plug-ins failed, so that more may be known: "
+                found += f"{first.required}: {first.found}"
             raise DeviceNotFoundError(
                 f"device {name!r}",
                 "a device of this host, or one that a plug-in knows",
-                f"here: {', '.join(self._owners) or 'none'}; known: {len(self.profiles)} others",
+                found,
                 f"{did_you_mean(name, [*self._owners, *self.profiles])} "
                 "`hal db list` shows what is known",
             )

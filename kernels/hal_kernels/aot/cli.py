@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from hal.cli.output import print_table, print_text
-from hal.errors import PlanError
+from hal.errors import PlanError, UsageError
+from hal.text_files import write_user_text
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, write_evidence
 from hal_kernels.aot.targets import TARGETS, Target, find_target
@@ -188,5 +189,11 @@ def _write_json(document: dict[str, Any], path: Path) -> None:
     text = json.dumps(document, indent=1) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
-    else:
-        path.write_text(text, encoding="utf-8")
+        return
+    try:
+        write_user_text(path, text)
+    except OSError as error:
+        found = f"{path}: {error.strerror or error}"
+        raise UsageError(
+            "option --json", "a file that can be written", found, "name another"
+        ) from error

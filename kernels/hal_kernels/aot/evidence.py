@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hal.errors import PlanError
+from hal.plugins.validation import from_document
+from hal.text_files import read_regular_text
 from hal_kernels.aot.machine_code import MachineCode
 
 SCHEMA = "halstack.kernel-evidence/1"
@@ -107,8 +109,8 @@ def read_evidence(kernel: str, target: str, store: Path = STORE) -> KernelEviden
     if not path.exists():
         return None
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+        return _parse(json.loads(read_regular_text(path)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(
             f"kernel evidence {path.name} of {target}",
             f"a document of schema {SCHEMA}",
@@ -120,8 +122,8 @@ def read_evidence(kernel: str, target: str, store: Path = STORE) -> KernelEviden
 def _parse(document: Mapping[str, Any]) -> KernelEvidence:
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}")
-    fields = {k: v for k, v in document.items() if k not in ("schema", "variants")}
-    return KernelEvidence(**fields, variants=tuple(Evidence(**v) for v in document["variants"]))
+    fields = {k: v for k, v in document.items() if k != "schema"}
+    return from_document(KernelEvidence, fields)
 
 
 def stored_evidence(store: Path = STORE) -> Iterator[KernelEvidence]:
