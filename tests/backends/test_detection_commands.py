@@ -39,6 +39,13 @@ def test_evidence_is_printed() -> None:
     assert "detection.1" in shown
 
 
+def test_equal_cards_are_described_once_and_doubtful_rates_are_marked() -> None:
+    shown = " ".join(_hal("devices", "--host", str(FOLDER / "rtx-pro-6000-x8.json")).stdout.split())
+    assert shown.count("as above") == 7
+    assert "0000:0f:00.0 as above" in shown
+    assert "bfloat16 467.8 T, float16 467.8 T, float32 120 T?, fp8 935.6 T," in shown
+
+
 def test_one_strange_card_hides_no_other() -> None:
     done = _hal("devices", "--host", str(FOLDER / "nvidia-one-unknown.json"))
     assert done.returncode == 1

@@ -61,8 +61,9 @@ def _document(preset: Preset) -> dict[str, object]:
 
 def _print_list(presets: list[Preset]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in ("preset", "model", "parameters", "engine", "values"):
-        table.add_column(column)
+    table.add_column("preset", no_wrap=True, min_width=max(len(item.name) for item in presets))
+    for column in ("model", "parameters", "engine", "values"):
+        table.add_column(column, overflow="fold")
     for preset in presets:
         runs = load_model_config(preset.path).is_runnable
         table.add_row(

@@ -53,10 +53,15 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
             "dim",
         )
     else:
-        measure = "" if _is_bounded(plan) else " For rooflines measure it: hal devices --measure"
+        rates = (
+            " Bounds (m memory, c compute, l link) are of what the op needs, whatever serves it; "
+            "steps count what the implementation does."
+            if _is_bounded(plan)
+            else " For rooflines measure it: hal devices --measure"
+        )
         say(
             console,
-            "Times are of one call at the upper end of the token range." + measure,
+            "Times are of one call at the upper end of the token range." + rates,
             "dim",
         )
     for note in plan.notes:

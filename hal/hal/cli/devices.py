@@ -185,26 +185,44 @@ def _print_specs(specs: Sequence[DeviceSpec]) -> None:
             spec.backend,
             str(spec.num_cores or ""),
             format_bytes(spec.memory_bytes),
-            format_rate(spec.memory_bandwidth, "B/s"),
+            format_rate(spec.memory_bandwidth, "B/s") + _doubt(spec, "memory_bandwidth"),
         )
         for spec in specs
     ]
     columns = ("device", "name", "arch", "backend", "cores", "memory", "reads")
     whole = ("device", "memory", "reads")
     used = [n for n, _ in enumerate(columns) if any(row[n] for row in rows)]
-    print_table([columns[n] for n in used], [[row[n] for n in used] for row in rows], whole=whole)
+    shown = [
+        (row[0], "as above", *("" for _ in row[2:])) if n and row[1:] == rows[n - 1][1:] else row
+        for n, row in enumerate(rows)
+    ]
+    print_table([columns[n] for n in used], [[row[n] for n in used] for row in shown], whole=whole)
     _print_rates(specs)
 
 
 def _print_rates(specs: Sequence[DeviceSpec]) -> None:
     """Peak rates, once for each kind of device."""
-    kinds = {(spec.name, spec.arch): spec.peak_flops for spec in specs if spec.peak_flops}
+    kinds = {(spec.name, spec.arch): spec for spec in specs if spec.peak_flops}
     if kinds:
         rows = [
-            (name, ", ".join(f"{dtype} {format_rate(rates[dtype], '')}" for dtype in sorted(rates)))
-            for (name, _), rates in kinds.items()
+            (
+                name,
+                ", ".join(
+                    f"{dtype} {format_rate(rate, '')}{_doubt(spec, f'peak_flops.{dtype}')}"
+                    for dtype, rate in sorted(spec.peak_flops.items())
+                ),
+            )
+            for (name, _), spec in kinds.items()
         ]
-        print_table(("name", "peak rates, OP/s"), rows)
+        print_table(("name", "peak rates, OP/s (? unverified)"), rows)
+
+
+def _doubt(spec: DeviceSpec, key: str) -> str:
+    """A question mark behind a value that only an unverified source states."""
+    from hal.device import Confidence
+
+    found = spec.evidence.get(key)
+    return "?" if found is not None and found.confidence is Confidence.UNVERIFIED else ""
 
 
 def _print_evidence(spec: DeviceSpec) -> None:
