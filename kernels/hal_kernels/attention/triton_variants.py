@@ -19,7 +19,8 @@ _CACHE_STRIDES = tuple(
 # (rows, keys, warps) by head size up to, chosen so that nothing spills: see the evidence.
 _CDNA_TILES = {64: (64, 16, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
 _RDNA_TILES = {64: (32, 32, 4), 128: (32, 16, 4), 256: (16, 16, 4)}
-_NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 8), 256: (64, 32, 8)}
+_NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (64, 32, 8)}
+_SM80_TILES = {**_NVIDIA_TILES, 128: (64, 64, 8)}
 _NVIDIA_WINDOW_TILES = {64: (64, 32, 4), 128: (64, 32, 4), 256: (64, 32, 8)}
 
 
@@ -28,7 +29,8 @@ def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[st
     if target.backend == "hip":
         table = _CDNA_TILES if target.warp_size == 64 else _RDNA_TILES
     else:
-        table = _NVIDIA_WINDOW_TILES if has_window else _NVIDIA_TILES
+        plain = _SM80_TILES if target.arch == "sm_80" else _NVIDIA_TILES
+        table = _NVIDIA_WINDOW_TILES if has_window else plain
     rows, keys, warps = table[next(size for size in table if head_dim <= size)]
     stages = 1 if target.backend == "hip" else 2
     return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
