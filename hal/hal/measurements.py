@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hal.device import Confidence, DeviceSpec, Evidence
+from hal.errors import HostReadError
+from hal.text_files import read_regular_text
 
 _SCHEMA = "halstack.measurements/1"
 
@@ -34,9 +36,8 @@ def fingerprint(device: DeviceSpec) -> str:
 
 
 def save_measurements(device: DeviceSpec, folder: Path | None = None) -> Path:
-    """Writes the measured rates of `device`. Raises OSError if the folder cannot be written."""
+    """Writes the measured rates of `device`. Raises HostReadError if that is not possible."""
     folder = measurements_folder() if folder is None else folder
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{fingerprint(device)}.json"
     measured = {
         name: {"source": item.source, "found": item.found}
@@ -51,8 +52,17 @@ def save_measurements(device: DeviceSpec, folder: Path | None = None) -> Path:
         "evidence": measured,
     }
     partial = file.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    partial.replace(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise HostReadError(
+            f"measurements of {device.device_id}",
+            f"a folder that can be written: {folder}",
+            f"{type(error).__name__}: {error.strerror or error}",
+            "set XDG_CACHE_HOME to another folder and measure again",
+        ) from error
     return file
 
 
@@ -80,8 +90,8 @@ def with_measurements(device: DeviceSpec, folder: Path | None = None) -> DeviceS
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = json.loads(read_regular_text(file))
+    except (OSError, ValueError, RecursionError):
         return None
     is_sound = (
         isinstance(document, dict)
@@ -99,4 +109,4 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-3 <= value < 1e18

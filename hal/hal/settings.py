@@ -197,7 +197,7 @@ def _from_file(path: Path, catalogue: SettingsCatalogue) -> Iterable[tuple[str, 
         raise SettingsError(
             who, "a readable text file", str(error), "correct --config or HAL_CONFIG"
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number too long, of too many levels
         raise SettingsError(who, "TOML", str(error), "correct the syntax") from error
     for section, keys in document.items():
         if section not in catalogue.names:

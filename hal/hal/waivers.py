@@ -200,7 +200,7 @@ def parse_waivers(text: str, source: str, *, today: datetime.date | None = None)
     """The same for the text of a waiver file; `source` names it in errors."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number too long, of too many levels
         raise WaiverError(source, "TOML", str(error), "correct the syntax") from error
     unknown = sorted(set(document) - {"waiver"})
     if unknown:

@@ -3,6 +3,7 @@ or a path never reach the terminal."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -17,8 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hal.cli.output import VisibleConsole, print_error, print_json
+from hal.device import DeviceSpec
 from hal.errors import HalError, HostReadError, SettingsError, UsageError, WaiverError
 from hal.host_recorded import load_recorded_host
+from hal.measurements import save_measurements, with_measurements
 from hal.settings import Settings
 from hal.text_files import read_regular_text, write_user_text
 from hal.visible_text import visible_json, visible_text
@@ -69,6 +72,17 @@ def test_what_cannot_be_read_is_said_at_once(
         _READERS[error](make(tmp_path))
     assert raised.value.remedy
     assert "required" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000, "a = ", "a = 1979-13-45"], ids=len
+)
+def test_text_that_is_no_toml_is_said(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    for error in (WaiverError, SettingsError):
+        with pytest.raises(error, match="required: TOML"):
+            _READERS[error](file)
 
 
 def test_a_file_is_read_whole_up_to_its_limit(tmp_path: Path) -> None:
@@ -129,3 +143,26 @@ def test_consoles_errors_and_json_have_no_escapes(capsys: pytest.CaptureFixture[
     assert "\u202e" not in shown.out + shown.err
     assert r"\x1b]0;title" in shown.out
     assert r"\x1b]0;title" in shown.err
+
+
+def test_measurements_that_cannot_be_kept_are_said_and_damaged_ones_count_as_none(
+    tmp_path: Path,
+) -> None:
+    device = DeviceSpec(
+        device_id="acme:0",
+        vendor="Acme",
+        backend="acme",
+        name="One",
+        arch="a1",
+        torch_device="cpu",
+        memory_bandwidth=1e12,
+    )
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(HostReadError, match="XDG_CACHE_HOME"):
+        save_measurements(device, tmp_path / "taken")
+    file = save_measurements(device, tmp_path)
+    assert with_measurements(device, tmp_path) == device
+    for damaged in ("[" * 100_000, "{", file.read_text().replace("1000000000000.0", "1e-300")):
+        file.write_text(damaged)
+        other = dataclasses.replace(device, memory_bandwidth=2e12)
+        assert with_measurements(other, tmp_path) == other
