@@ -183,8 +183,8 @@ class DeviceProfile:
     """One product. Quantities are per torch device, of which a card may show several.
 
     peak: dense rates by dtype, FLOP/s (OP/s for integers), as the maker or others state them;
-    measured: rates and bandwidths somebody measured. memory_bytes: as stated, a maker's GB counted
-    as 10⁹, which is a lower bound; usable_memory_bytes: what software sees, where known. fabric:
+    measured: rates and bandwidths somebody measured. memory_bytes: as stated, where a
+    maker's GB of memory chips are GiB, as the chips are made; usable_memory_bytes: what software sees, where known. fabric:
     "nvlink", "xgmi", …, "none". p2p: "enabled", "disabled" or "conditional" over PCIe; its note
     says on what.
     """

@@ -9,7 +9,7 @@ from hal.reasons import Reason, ReasonKind
 _LEAD = {
     ReasonKind.SOFTWARE: "install",
     ReasonKind.MISSING: "write the kernel",
-    ReasonKind.UNVERIFIED: "verify on the device",
+    ReasonKind.UNVERIFIED: "verify",
     ReasonKind.ARGUMENT: "extend the kernel",
     ReasonKind.POLICY: "change the policy",
     ReasonKind.SEMANTIC: "allow the change of meaning",

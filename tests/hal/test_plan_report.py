@@ -258,7 +258,7 @@ def test_the_fullest_rank_decides_how_many_tokens_fit(
     [
         (ReasonKind.SOFTWARE, "install: flash-attn>=2.7"),
         (ReasonKind.MISSING, "write the kernel: x none (it takes flash-attn>=2.7)"),
-        (ReasonKind.UNVERIFIED, "verify on the device: x flash-attn>=2.7 (found none)"),
+        (ReasonKind.UNVERIFIED, "verify: x flash-attn>=2.7 (found none)"),
         (ReasonKind.HARDWARE, None),
         (ReasonKind.SCOPE, None),
     ],
