@@ -183,10 +183,10 @@ class DeviceProfile:
     """One product. Quantities are per torch device, of which a card may show several.
 
     peak: dense rates by dtype, FLOP/s (OP/s for integers), as the maker or others state them;
-    measured: rates and bandwidths somebody measured. memory_bytes: as stated, where a
-    maker's GB of memory chips are GiB, as the chips are made; usable_memory_bytes: what software sees, where known. fabric:
-    "nvlink", "xgmi", …, "none". p2p: "enabled", "disabled" or "conditional" over PCIe; its note
-    says on what.
+    measured: rates and bandwidths somebody measured. memory_bytes: as stated, where a maker's GB of
+    memory chips are GiB, as the chips are made; usable_memory_bytes: what software sees, where
+    known. fabric: "nvlink", "xgmi", …, "none". p2p: "enabled", "disabled" or "conditional" over
+    PCIe; its note says on what.
     """
 
     id: str

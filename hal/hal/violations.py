@@ -42,6 +42,8 @@ class Violation:
 
 # So many waivers are shown in an error; a file with all of them is what more is for.
 _MOST_WAIVERS = 4
+# So many lost paths are told in an error; a plan's own table tells them all, the dearest first.
+_MOST_LINES = 12
 
 
 def violation_error(device: str, violations: Sequence[Violation]) -> PlanError:
@@ -53,10 +55,14 @@ def violation_error(device: str, violations: Sequence[Violation]) -> PlanError:
             f"\n\n… and {len(allow) - _MOST_WAIVERS} more: "
             "`hal plan` with --waiver-template FILE writes them all"
         )
+    lines = violation_lines(violations)
+    told = lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        told.append(f"… and {len(lines) - _MOST_LINES} more: `hal plan` lists them all")
     return PlanError(
         f"plan for {device}",
         "the best tier known for this device at every call site",
-        "lost fast paths:\n    - " + "\n    - ".join(violation_lines(violations)),
+        "lost fast paths:\n    - " + "\n    - ".join(told),
         "install or enable what the reasons name"
         + (f"; or allow it in the waiver file:\n{shown}" if shown else ""),
     )

@@ -318,6 +318,10 @@ def test_sites_that_lost_the_same_share_a_line_and_waivers_do_not_flood(
     assert error.remedy.count("[[waiver]]") == 4
     assert "6 more" in error.remedy
     assert "--waiver-template" in error.remedy
+    flood = violation_error("toy", [lost("x", f"op{n}") for n in range(30)])
+    assert "op11 is slow" in flood.found
+    assert "op12 is slow" not in flood.found
+    assert "18 more" in flood.found
 
 
 def test_a_step_of_which_little_is_known_has_no_sum_to_show() -> None:
