@@ -41,7 +41,7 @@ class Violation:
 
 
 # So many waivers are shown in an error; a file with all of them is what more is for.
-_MOST_WAIVERS = 4
+_MOST_WAIVERS = 8
 # So many lost paths are told in an error; a plan's own table tells them all, the dearest first.
 _MOST_LINES = 12
 

@@ -57,7 +57,7 @@ def test_the_weights_of_the_poisoned_model_are_refused(poisoned: Path) -> None:
 @pytest.mark.parametrize(
     ("removed", "why"),
     [
-        (INT4, "no candidate of that tier can serve here: none offered"),
+        (INT4, "at least tuned is required and no candidate of that tier can serve here: "),
         (INT4[:1], "cpu.gemm.int4pack (semantics (bfloat16_activations)"),
     ],
     ids=["all", "the-exact-one"],
@@ -74,8 +74,10 @@ def test_without_int4_candidates(
     assert "CheckpointError" not in result.stderr
     assert "Traceback" not in result.stderr
     assert why in result.stderr
+    lost = "(gemm, 1-512 tokens): reference.gemm is reference"
+    (line,) = [line for line in result.stderr.splitlines() if lost in line and "qkv_proj" in line]
     for site in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
-        assert f"layers.*.{site} (gemm, 1-512 tokens): reference.gemm is reference" in result.stderr
+        assert f"layers.*.{site}" in line.partition(lost)[0]
         assert f'component = "layers.*.{site}"' in result.stderr
     assert "[[waiver]]" in result.stderr
     assert 'kind = "tier"' in result.stderr

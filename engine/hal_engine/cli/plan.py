@@ -159,7 +159,7 @@ def _plan(session: args.Session, name: str, count: int | None, software: Mapping
         options = options.model_copy(update={"tp": count})
     planned = plan_model(
         session.model,
-        options.model_copy(update={"device": spec.device_id}),
+        options.model_copy(update={"device": name}),
         backends.registry,
         backends.waivers,
         backends.use,
