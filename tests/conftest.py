@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from hal_engine.fetch_smollm2 import fetch_smollm2
+
+# Read when a kernel is defined, by whichever test imports it first: in this process Triton kernels
+# are interpreted (tests/support/faithful_interpreter.py), and compiled in processes without it.
+os.environ["TRITON_INTERPRET"] = "1"
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_CACHE = ROOT / "models"  # the folder `make serve` uses

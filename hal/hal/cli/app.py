@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     shared = CliContext(is_debug="--debug" in words)
     command = get_command(create_app())
+    configured = os.environ.get(CONFIG_VARIABLE)
     try:
         command.main(args=words, prog_name="hal")
     except UserError as error:
@@ -151,4 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(_USER_INTERRUPT_EXIT)
+    finally:
+        # `--config` sets it for this command and its children, not for what runs next in here.
+        if configured is None:
+            os.environ.pop(CONFIG_VARIABLE, None)
+        else:
+            os.environ[CONFIG_VARIABLE] = configured
     sys.exit(0)

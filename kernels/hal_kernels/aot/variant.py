@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 from hal_kernels.aot.targets import Target
@@ -78,7 +78,7 @@ class TritonKernel:
         variants that the target is meant to run."""
         digest = hashlib.blake2b(digest_size=8)
         for name in (self.module, *self.sources):
-            digest.update(_source_of(importlib.import_module(name)).encode())
+            digest.update(_source_of(name))
         for variant in self.variants(target):
             digest.update(json.dumps(_plain(variant), sort_keys=True).encode())
         return digest.hexdigest()
@@ -88,8 +88,12 @@ def _plain(variant: KernelVariant) -> dict[str, Any]:
     return asdict(variant) | {"divisible": sorted(variant.divisible)}
 
 
-def _source_of(module: ModuleType) -> str:
-    return inspect.getsource(module)
+def _source_of(name: str) -> bytes:
+    """The file of a module, which is not imported: that would define its kernels."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"required the module {name}, found none", name=name)
+    return Path(spec.origin).read_bytes()
 
 
 def signature(function: Any, variant: KernelVariant) -> dict[str, str]:
