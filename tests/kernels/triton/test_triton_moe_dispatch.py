@@ -51,7 +51,9 @@ def test_rows_by_expert_and_back(
         exact = reference(combine)(rows.double(), source, weights.nan_to_num().double())
         total = x.double().abs() * weights.nan_to_num().double().sum(dim=1, keepdim=True)
         assert y.dtype == x.dtype
-        assert ((y.double() - exact).abs() <= step * exact.abs() + top_k * 2.0**-23 * total).all()
+        # Half a step of a value, of float16's denormals at least, and the order of the sum.
+        bound = step * exact.abs() + 2.0**-25 + top_k * 2.0**-23 * total
+        assert ((y.double() - exact).abs() <= bound).all()
 
 
 def test_what_is_refused() -> None:
