@@ -15,7 +15,7 @@ from hal_engine.checkpoint.opening import open_checkpoint
 from hal_engine.checkpoint.tensors import verify_checkpoint
 from hal_engine.models.decoder import build_decoder
 from hal_engine.planning import PlannedModel
-from hal_engine.runnable import check_runnable
+from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.runner import LocalRunner
 from hal_engine.shards import shard_model
 from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_workers
@@ -38,6 +38,7 @@ def build_runner(
 
     Raises CheckpointError, BindingError, WorkerError, PlanError (no room for a KV cache).
     """
+    check_runnable_on(planned.device)  # before a runtime takes the device
     world_size = planned.options.tp
     runtime = registry.create_runtime(planned.device)
     num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
@@ -74,6 +75,7 @@ def build_rank(
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
     check_runnable(config)
+    check_runnable_on(planned.device)
     ops = ops or BoundOps(planned.plan, rank)
     shard = shard_model(config, rank, options.tp)
     checkpoint = open_checkpoint(config)

@@ -26,7 +26,7 @@ from hal_engine.models.step_limits import StepLimits
 from hal_engine.options import EngineOptions
 from hal_engine.plan_notes import call_notes, device_notes, model_notes
 from hal_engine.precision import Precision, resolve_precision
-from hal_engine.runnable import check_runnable
+from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.sparse_choice import allow_dense_attention, check_sparse_off
 
 # Longer contexts than this are served on request only: their KV cache would take the memory.
@@ -69,6 +69,8 @@ def plan_model(
     options = _with_block_size(options, config)
     if device is None:
         device = with_measurements(present_device(registry, options.device))
+    if must_run:
+        check_runnable_on(device)
     precision = resolve_precision(
         config, options.precision, options.kv_dtype, device.features, options.index_dtype
     )

@@ -1,10 +1,28 @@
-"""Whether a model that can be planned can also be run, asked before anything of it is loaded."""
+"""Whether a model can be run on a device, and not only planned; asked before anything is loaded."""
 
 from __future__ import annotations
 
+from hal.device import DeviceSpec
 from hal.errors import PlanError
 from hal_engine.config import RUNNABLE_FAMILIES, ModelConfig
 from hal_engine.preset_files import preset_of
+
+
+def check_runnable_on(device: DeviceSpec) -> None:
+    """Raises PlanError for a device whose tensors are not in the host's memory.
+
+    The runner makes its tensors there: on such a device the plan's implementations would be called
+    with them, and torch's would run on the CPU without a word.
+    """
+    if device.torch_device != "cpu":
+        raise PlanError(
+            f"device {device.device_id} ({device.name})",
+            'a device whose tensors are in the host\'s memory (torch device "cpu")',
+            f"torch device {device.torch_device!r}: the engine keeps weights, activations and KV "
+            "cache in the host's memory yet",
+            "`hal plan` shows what would run there; to run the model here, name another device, "
+            "e.g. --device cpu:0",
+        )
 
 
 def check_runnable(config: ModelConfig) -> None:

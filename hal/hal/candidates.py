@@ -27,7 +27,8 @@ class Leaf:
     """What must be seen running when the candidate runs: the audit compares this with reality.
 
     kind: aten_op (name as the dispatcher has it), symbol (of a library or a compiled kernel),
-    kernel (name pattern of a device kernel), instruction (in the machine code).
+    kernel (name of a device kernel), instruction (in the machine code). In the last two "|" stands
+    between alternatives, of which a call ends in one or more.
     """
 
     kind: str

@@ -55,8 +55,8 @@ class OneDevice:
 
 def _wrong_kinds(rank: int, folder: str, seed: int) -> list[str]:
     """The collectives whose result differs from the reference's, in one of the processes."""
-    from hal_backends.gpu.collectives import load_process_group
     from hal_backends.gpu.runtime import TorchRuntime
+    from hal_backends.process_group import load_process_group
 
     spec = dataclasses.replace(RTX, torch_device="cpu", attributes={"torch_backend": "gloo"})
     group = TorchRuntime(spec, OneDevice()).create_group(rank, WORLD, f"{folder}/rendezvous")

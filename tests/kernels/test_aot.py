@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_devices import gpu
 from hal.errors import PlanError, SettingsError
+from hal.ops import CATALOGUE as OPS
 from hal.reasons import ReasonKind
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.cli import differences, kernels_document
@@ -23,6 +27,7 @@ from hal_kernels.aot.evidence import (
     tier_of,
     write_evidence,
 )
+from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
 from hal_kernels.aot.limits import evidence_reasons
 from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
 from hal_kernels.aot.targets import TARGETS, find_target
@@ -212,6 +217,20 @@ def test_what_decides_makes_a_difference_and_registers_do_not() -> None:
     assert "source" in differences(stored, dataclasses.replace(stored, source_hash="2"))
 
 
+def test_a_leaf_is_a_kernel_that_there_is_and_an_instruction_that_was_seen() -> None:
+    assert {kernel.op for kernel in CATALOGUE.values()} <= set(OPS)
+    assert kernel_functions("attention") == (
+        "_attention_prefill_kernel", "_attention_decode_kernel", "_attention_merge_kernel",
+    )  # fmt: skip
+    assert kernel_functions("collective") == ()
+    # Tiles of few rows leave wgmma for mma.sync: a leaf that named one of them would be untrue.
+    assert matrix_instructions("gemm", "sm_90") == ("mma.sync", "wgmma.mma_async")
+    assert matrix_instructions("gemm", "gfx942") == ("v_mfma",)
+    assert matrix_instructions("gemm", "gfx1201") == ("v_wmma",)
+    assert matrix_instructions("norm.rms", "sm_90") == ()
+    assert matrix_instructions("gemm", "sm_999") == ()
+
+
 def test_unknown_kernels_and_targets_suggest_the_nearest() -> None:
     with pytest.raises(SettingsError, match=r"gemm\.dense"):
         find_kernel("gemm.dens")
@@ -225,3 +244,19 @@ def test_a_device_without_evidence_or_room_is_told_so() -> None:
     small = dataclasses.replace(gpu("sm_90"), attributes={"shared_memory_per_block_bytes": 1024})
     reasons = evidence_reasons("gemm.dense", small, dtype="bfloat16", config="large")
     assert any("shared memory" in reason.what for reason in reasons)
+
+
+def test_every_integer_of_a_kernel_may_be_one() -> None:
+    """One row, one split: the launch makes a constant of it. In a process that compiles."""
+    script = Path(__file__).resolve().parents[1] / "support" / "specialised_to_one.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ""

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf, Work
 from hal.device import DeviceSpec
+from hal.errors import BindingError
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.mla_attention import MlaAttentionRequest
-from hal.reasons import Reason
+from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
 from hal_backends.gpu.limits import (
     architecture,
@@ -139,17 +140,18 @@ def _sparse(device: DeviceSpec) -> Offer:
     )
 
 
+# Listed so that a plan names what the platform has and the op catalogue cannot ask for.
+_NO_OP_OF_THAT_SHAPE = Reason(
+    what="op",
+    required="an op that scores and chooses at once, as the operator does, in hal.ops",
+    found="scores, for a choice in another op",
+    kind=ReasonKind.MISSING,
+)
+
+
 def _indexer(device: DeviceSpec) -> Offer:
     def check(r: IndexLogitsRequest) -> list[Reason]:
-        return gather(
-            limit(
-                "result",
-                "scores, for a choice in another op",
-                "chosen positions: the operator scores and chooses at once",
-                is_met=False,
-            ),
-            _installed(device),
-        )
+        return [_NO_OP_OF_THAT_SHAPE, *_installed(device)]
 
     return Offer(
         op="index_logits",
@@ -272,7 +274,9 @@ def _load_sparse() -> Bind:
 
 
 def _load_indexer() -> Bind:
-    def bind(request: IndexLogitsRequest, *, scale: float) -> Kernel:
-        raise NotImplementedError("npu_lightning_indexer returns positions; no op asks for them")
-
-    return bind
+    raise BindingError(
+        "ascend.index_logits.npu_lightning_indexer",
+        _NO_OP_OF_THAT_SHAPE.required,
+        _NO_OP_OF_THAT_SHAPE.found,
+        "choose another candidate; selection never chooses this one",
+    )

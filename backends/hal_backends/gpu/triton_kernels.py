@@ -24,6 +24,7 @@ from hal_backends.gpu.formats import matrix_feature, multiplies_quantised, wide_
 from hal_backends.gpu.limits import any_feature, feature, gather, missing_kernel, scope
 from hal_backends.gpu.offers import Offer, on_device, work_of
 from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED
+from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
 from hal_kernels.aot.measured import untuned
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -75,24 +76,6 @@ _WEIGHT_ONLY_OF_QUANTISED = (
         found="not written yet",
         kind=ReasonKind.MISSING,
     ),
-)
-
-# The matrix instruction that the compiled code must contain, where one is known.
-_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "sm_80": "mma.sync",
-        "sm_86": "mma.sync",
-        "sm_89": "mma.sync",
-        "sm_90": "wgmma",
-        "sm_100": "tcgen05.mma",
-        "sm_103": "tcgen05.mma",
-        "sm_120": "mma.sync",
-        "gfx90a": "v_mfma",
-        "gfx942": "v_mfma",
-        "gfx950": "v_mfma",
-        "gfx1100": "v_wmma",
-        "gfx1201": "v_wmma",
-    }
 )
 
 
@@ -153,10 +136,12 @@ def _load(op: str, device: DeviceSpec) -> Callable[[], Bind]:
     return load
 
 
-def _leaf(op: str, device: DeviceSpec | None = None) -> tuple[Leaf, ...]:
-    kernel = Leaf(kind="kernel", name=f"_{op.replace('.', '_')}_kernel")
-    instruction = _INSTRUCTIONS.get(device.arch) if device else None
-    return (kernel, Leaf(kind="instruction", name=instruction)) if instruction else (kernel,)
+def _leaf(op: str, device: DeviceSpec) -> tuple[Leaf, ...]:
+    """The op's kernels and, of a product, the matrix instructions in their machine code."""
+    names = kernel_functions(op) or (f"_{op.replace('.', '_')}_kernel",)
+    kernel = Leaf(kind="kernel", name="|".join(names))
+    found = matrix_instructions(op, device.arch) if op in _MATRIX_OPS else ()
+    return (kernel, Leaf(kind="instruction", name="|".join(found))) if found else (kernel,)
 
 
 def _streaming(op: str, device: DeviceSpec) -> Offer:
@@ -176,7 +161,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         summary="one pass over memory, compiled for this device by Triton",
         check=check,
         load=_load(op, device),
-        leaf=_leaf(op),
+        leaf=_leaf(op, device),
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
         is_graph_safe=True,

@@ -88,7 +88,7 @@ def _gemm_kernel(
         part = part_SMN_ptr + (split * halves * M + offs_m).to(tl.int64)[:, None] * N
         tl.store(part + offs_n[None, :], acc, mask=tile)
         if EPILOGUE == EPILOGUE_SILU_GATED:
-            tl.store(part + M.to(tl.int64) * N + offs_n[None, :], up, mask=tile)
+            tl.store(part + tl.cast(M, tl.int64) * N + offs_n[None, :], up, mask=tile)
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def _split_k_kernel(
         part = part_SMN_ptr + (split * halves * M + row).to(tl.int64) * N + offs_n
         acc += tl.load(part, mask=cols, other=0.0)[None, :]
         if EPILOGUE == EPILOGUE_SILU_GATED:
-            up += tl.load(part + M.to(tl.int64) * N, mask=cols, other=0.0)[None, :]
+            up += tl.load(part + tl.cast(M, tl.int64) * N, mask=cols, other=0.0)[None, :]
     y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
     y_ptrs = y_MN_ptr + row.to(tl.int64) * stride_ym + offs_n[None, :]
     tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=cols[None, :])
