@@ -16,11 +16,11 @@ from hal.device_group import GroupLink
 from hal.errors import PlanError, RequestError, UnservedRequestError
 from hal.memory_need import memory_need, stored_weight_bytes
 from hal.ops import CATALOGUE
-from hal.ops.request import OpRequest
+from hal.ops.request import OpRequest, TokenRange
 from hal.plan import OpSite, Plan, PlannedOp
 from hal.ranges import decide_ranges
 from hal.roofline import bound_of, step_bound_us, unverified_rates
-from hal.selection import Decision, SelectionRules, select
+from hal.selection import Decision, LostFastPath, SelectionRules, select
 from hal.step_costs import Step, estimate_step
 from hal.suggestions import did_you_mean
 from hal.violations import Violation, violation_error
@@ -143,6 +143,19 @@ def _unserved(site: OpSite, error: UnservedRequestError) -> Violation:
     )
 
 
+def _lost(
+    inputs: PlanInputs, site: OpSite, tokens: TokenRange, decision: Decision, lost: LostFastPath
+) -> Violation:
+    request = site.request
+    return Violation(
+        site=site.site if site in inputs.sites else site.label(),
+        label=request.label,
+        tokens=str(tokens),
+        text=lost.describe(decision.choice),
+        waiver=waiver_text(request, site.site, inputs.device, kind="tier"),
+    )
+
+
 def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[Violation]]:
     request = site.request
     name = site.names()[0]  # the waivers cover all of them or none
@@ -165,28 +178,16 @@ def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[
         if decision.lost is not None:
             waivers.append(inputs.waivers.match(request, name, inputs.device, "tier"))
             if waivers[-1] is None:
-                problems.append(
-                    Violation(
-                        site=site.site if site in inputs.sites else site.label(),
-                        label=request.label,
-                        tokens=str(tokens),
-                        text=decision.lost.describe(decision.choice),
-                        waiver=waiver_text(request, site.site, inputs.device, kind="tier"),
-                    )
-                )
-        text = "; ".join(w.describe() for w in waivers if w is not None) or None
-        bound = bound_of(request, tokens.high, inputs.device, link=inputs.link)
-        better = None
-        if decision.lost is not None:
-            better = next((c for c in candidates if c.name == decision.lost.better), None)
+                problems.append(_lost(inputs, site, tokens, decision, decision.lost))
+        better = decision.lost.better if decision.lost else ""
         ops.append(
             PlannedOp(
                 site=site,
                 tokens=tokens,
                 decision=decision,
-                waiver=text,
-                bound=bound,
-                better=better,
+                waiver="; ".join(w.describe() for w in waivers if w is not None) or None,
+                bound=bound_of(request, tokens.high, inputs.device, link=inputs.link),
+                better=next((c for c in candidates if c.name == better), None),
             )
         )
     return ops, problems
