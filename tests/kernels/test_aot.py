@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_devices import gpu
 from hal.errors import PlanError, SettingsError
 from hal.ops import CATALOGUE as OPS
+from hal.ops import TokenRange
+from hal.ops.formats import FORMATS
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.reasons import ReasonKind
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.cli import differences, kernels_document
@@ -28,9 +32,11 @@ from hal_kernels.aot.evidence import (
     write_evidence,
 )
 from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
-from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.aot.limits import evidence_of, evidence_reasons
 from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
 from hal_kernels.aot.targets import TARGETS, find_target
+from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernel
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel as choose_grouped
 
 PTX = """
 	@%p1 cp.async.cg.shared.global [ %r29 + 0 ], [ %rd12 + 0 ], 0x10, %r30;
@@ -229,6 +235,43 @@ def test_a_leaf_is_a_kernel_that_there_is_and_an_instruction_that_was_seen() -> 
     assert matrix_instructions("gemm", "gfx1201") == ("v_wmma",)
     assert matrix_instructions("norm.rms", "sm_90") == ()
     assert matrix_instructions("gemm", "sm_999") == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "k", "epilogue", "config"),
+    [
+        ("bfloat16", (1, 16), 4096, "none", "split"),
+        ("bfloat16", (1, 16), 1024, "silu_gated", "small-gated"),
+        ("bfloat16", (17, 512), 4096, "silu_gated", "large-gated"),
+        ("int4_g32_asym", (1, 8), 4096, "none", "small-w4g32-asym"),
+        ("int8_channel", (1, 512), 4096, "none", "large-w8"),
+        ("fp8_block128_a8", (1, 1), 4096, "none", "g128-small"),
+        ("fp8_block128_a8", (1, 64), 4096, "none", "g128"),
+    ],
+)
+def test_the_evidence_asked_for_is_that_of_the_code_that_will_run(
+    name: str, tokens: tuple[int, int], k: int, epilogue: Any, config: str
+) -> None:
+    """A range is judged by its own tiles: that large ones do not spill says nothing of small."""
+    request = GemmRequest(
+        n=8192, k=k, dtype="bfloat16", weight_format=FORMATS[name], epilogue=epilogue,
+        tokens=TokenRange(*tokens),
+    )  # fmt: skip
+    choice = choose_kernel(request, gpu("sm_90"))
+    assert isinstance(choice, KernelChoice)
+    assert choice.config == config
+    assert evidence_of(choice.kernel, gpu("sm_90"), choice.dtype, choice.config) is not None
+
+
+@pytest.mark.parametrize(("most", "size"), [(4, "small"), (1024, "large")])
+def test_experts_are_judged_by_their_share_of_the_rows(most: int, size: str) -> None:
+    request = GroupedGemmRequest(
+        num_experts=64, experts_per_token=8, n=512, k=4096, dtype="bfloat16",
+        weight_format=FORMATS["bfloat16"], epilogue="silu_gated", tokens=TokenRange(1, most),
+    )  # fmt: skip
+    choice = choose_grouped(request, gpu("sm_90"))
+    assert isinstance(choice, KernelChoice)
+    assert choice.config == f"{size}-gated"
 
 
 def test_unknown_kernels_and_targets_suggest_the_nearest() -> None:

@@ -21,14 +21,12 @@ from hal_kernels.gemm.triton_kernels import (
     _gemm_weight_only_kernel,
     _split_k_kernel,
 )
-from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype
+from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.quantize.triton import bind_quantize_groups
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 _EPILOGUES = {"none": 0, "silu": 1, "silu_gated": 2}
-_FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
-_LEAST_SPLIT_K = 2048  # columns below which a split would leave too little to each
 
 
 def bind(
@@ -63,13 +61,10 @@ def target_of(device: DeviceSpec) -> Target:
     return Target(device.arch, "hip" if device.arch.startswith("gfx") else "cuda", warp)
 
 
-def _pick(table: str, target: Target, rows: int, columns: int = 0) -> dict[str, int]:
+def _pick(table: str, target: Target, rows: int, k: int = 0) -> dict[str, int]:
     """The configuration for so many rows; splits of K only where K is long."""
     found: Mapping[str, Mapping[str, int]] = configurations(table, target)
-    name = "large"
-    if rows <= _FEW_ROWS:
-        name = "split" if columns >= _LEAST_SPLIT_K and "split" in found else "small"
-    return dict(found[name])
+    return dict(found[size_of(rows, k)])
 
 
 def _grid(config: Mapping[str, int], rows: int, features: int) -> int:
@@ -133,7 +128,7 @@ def _bind_fp8_block(
         rows = x.shape[0]
         values, x_scale = quantize(x)
         y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
-        config = dict(found[f"g{group}-small" if rows <= _FEW_ROWS else f"g{group}"])
+        config = dict(found[f"g{group}-small" if size_of(rows) == "small" else f"g{group}"])
         if rows:
             _gemm_fp8_block_kernel[(_grid(config, rows, request.n),)](
                 values, x_scale, data, scale, y, rows, request.n, request.k,

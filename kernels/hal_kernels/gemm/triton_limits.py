@@ -12,6 +12,8 @@ from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
 
 _WIDE = ("bfloat16", "float16")
+_FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
+_LEAST_SPLIT_K = 2048  # columns below which a split would leave too little to each
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,17 @@ class KernelChoice:
     config: str = ""
 
 
+def size_of(rows: int, k: int = 0) -> str:
+    """The configuration for so many rows: "large", "small", or "split" where `k` is long."""
+    if rows > _FEW_ROWS:
+        return "large"
+    return "split" if k >= _LEAST_SPLIT_K else "small"
+
+
 def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
-    """The kernel for a request, or what is not written yet."""
-    form = request.weight_format
+    """The kernel for a request, in the configuration of the most tokens of its range (a plan asks
+    for each range of its own), or what is not written yet."""
+    form, rows = request.weight_format, request.tokens.high
     if request.dtype not in _WIDE:
         return not_written("gemm", "dtype", " or ".join(_WIDE), request.dtype)
     if form.is_dense:
@@ -33,15 +43,17 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
             return not_written("gemm.dense", "weight", request.dtype, form.name)
         if request.out_dtype not in ("", request.dtype, "float32"):
             return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
-        config = "large-gated" if request.epilogue == "silu_gated" else "large"
-        return KernelChoice("gemm.dense", request.dtype, config)
+        suffix = "-gated" if request.epilogue == "silu_gated" else ("-bias" * request.has_bias)
+        return KernelChoice("gemm.dense", request.dtype, size_of(rows, request.k) + suffix)
     if request.has_bias or request.epilogue != "none":
         return not_written("gemm", "epilogue", "none for quantised weights", request.epilogue)
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
         return _block_scaled(request, device)
     if form.element == "int" and form.activation == "float":
-        if (form.bits, form.group_size) in ((8, 0), (4, 32)):
-            return KernelChoice("gemm.weight_only", "bfloat16")
+        kind = {(8, 0): "w8", (4, 32): "w4g32"}.get((form.bits, form.group_size or 0))
+        if kind is not None:
+            suffix = "" if form.is_symmetric else "-asym"
+            return KernelChoice("gemm.weight_only", "bfloat16", f"{size_of(rows)}-{kind}{suffix}")
         return not_written("gemm.weight_only", "format", "int8_channel or int4_g32", form.name)
     return not_written("gemm", "weight format", "dense, FP8 blocks, int8 or int4", form.name)
 
@@ -53,7 +65,8 @@ def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         if found is not None and found.tier == "native":
             return KernelChoice("gemm.mxfp8", fp8, "weight32")
     if form.group_size in (32, 128) and form.block_n == form.group_size:
-        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}")
+        few = "-small" if size_of(request.tokens.high) == "small" else ""
+        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}{few}")
     return not_written("gemm.fp8_block", "blocks", "32x32 or 128x128", form.name)
 
 

@@ -54,7 +54,9 @@ def bind(
     return _bind_fp8(request, device, data, scale, choice.dtype)
 
 
-def _launch(request: GroupedGemmRequest, device: DeviceSpec, kind: str) -> Callable[..., Any]:
+def _launch(
+    request: GroupedGemmRequest, device: DeviceSpec, kind: str, group: int = 0
+) -> Callable[..., Any]:
     """Options and grid for so many rows: experts have tiles of their own, so at most one more each
     than the rows fill."""
     target = target_of(device)
@@ -63,7 +65,7 @@ def _launch(request: GroupedGemmRequest, device: DeviceSpec, kind: str) -> Calla
     shared = {"E": experts, "BLOCK_E": triton.next_power_of_2(experts)}
 
     def launch(rows: int) -> tuple[tuple[int, int], dict[str, Any]]:
-        config = tiles(target, kind, -(-rows // experts), is_gated=is_gated) | shared
+        config = tiles(target, kind, -(-rows // experts), is_gated=is_gated, group=group) | shared
         most = min(rows, rows // config["BLOCK_M"] + experts)
         return (most, -(-request.out_features // config["BLOCK_N"])), config
 
@@ -103,7 +105,7 @@ def _bind_fp8(
     if fp8 == "fp8_e4m3fnuz":
         data, scale = as_fnuz(data), scale * 2.0
     data, scale = data.contiguous(), scale.contiguous()
-    launch, width = _launch(request, device, "fp8"), request.out_features
+    launch, width = _launch(request, device, "fp8", group), request.out_features
     is_power_of_two = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
     quantize: Quantizer = (
         with_decoded_scales(group, fp8)

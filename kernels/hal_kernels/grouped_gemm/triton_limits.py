@@ -10,6 +10,7 @@ from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.gemm.triton_limits import KernelChoice, fp8_dtype
+from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS
 
 _WIDE = ("bfloat16", "float16")
 
@@ -22,17 +23,20 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
     if request.epilogue not in ("none", "silu_gated"):
         return not_written("grouped_gemm", "epilogue", "none or silu_gated", request.epilogue)
     suffix = "-gated" if request.epilogue == "silu_gated" else ""
+    # The tiles of the most tokens of the range: a plan asks for each range of its own.
+    rows = -(-request.tokens.high * request.experts_per_token // request.num_experts)
+    size = "small" if rows <= FEW_ROWS else "large"
     if form.is_dense:
         if form.name != request.dtype:
             return not_written("grouped_gemm.dense", "weight", request.dtype, form.name)
-        return KernelChoice("grouped_gemm.dense", request.dtype, f"large{suffix}")
+        return KernelChoice("grouped_gemm.dense", request.dtype, f"{size}{suffix}")
     if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
         if suffix:
             return not_written("grouped_gemm.mxfp4", "epilogue", "none", request.epilogue)
-        return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), "large")
+        return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), size)
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
-        config = f"g{form.group_size}-large{suffix}"
+        config = f"g{form.group_size}-{size}{suffix}"
         return KernelChoice("grouped_gemm.fp8_block", fp8_dtype(device), config)
     wanted = "dense, FP8 blocks or MXFP4 with rounded activations"
     return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")

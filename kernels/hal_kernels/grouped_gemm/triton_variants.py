@@ -9,6 +9,7 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
+FEW_ROWS = 16  # per expert, up to which the small tiles are used
 _EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
 
 
@@ -22,10 +23,13 @@ _MIXED_UNITS = frozenset({"gfx950"})
 _NEEDS_64_ROWS = frozenset({"sm_90", "sm_100", "sm_103"})
 
 
-def tiles(target: Target, kind: str, rows: int, *, is_gated: bool = False) -> dict[str, Any]:
-    """Tile sizes and launch options for so many rows per expert: a decode has one or two."""
-    few = rows <= 16 and (kind == "dense" or target.arch not in _NEEDS_64_ROWS)
-    columns = 32 if is_gated and kind == "fp8" and not few else 64
+def tiles(
+    target: Target, kind: str, rows: int, *, is_gated: bool = False, group: int = 0
+) -> dict[str, Any]:
+    """Tile sizes and launch options for so many rows per expert: a decode has one or two. group:
+    columns that share a scale. The exceptions keep registers from spilling: see the evidence."""
+    few = rows <= FEW_ROWS and (kind == "dense" or target.arch not in _NEEDS_64_ROWS)
+    columns = 32 if is_gated and group == 128 and not few else 64
     stages = 2 if target.backend == "hip" else 3
     base: dict[str, Any] = {
         "BLOCK_M": 16 if few else 64,
@@ -34,7 +38,8 @@ def tiles(target: Target, kind: str, rows: int, *, is_gated: bool = False) -> di
         "num_stages": stages,
     }
     if kind == "dense":
-        return base | {"BLOCK_K": 64}
+        is_rdna = target.backend == "hip" and target.warp_size == 32
+        return base | {"BLOCK_K": 32 if is_rdna and is_gated and not few else 64}
     if kind == "mxfp4":
         is_scaled = target.arch in _SCALED_UNITS
         return base | {
@@ -49,7 +54,8 @@ def tiles(target: Target, kind: str, rows: int, *, is_gated: bool = False) -> di
 
 def _variant(target: Target, kind: str, config: str, rows: int, **fields: Any) -> KernelVariant:
     flags = fields.pop("constants")
-    constants = tiles(target, kind, rows, is_gated=flags.get("IS_GATED", False)) | flags
+    is_gated, group = flags.get("IS_GATED", False), flags.get("GROUP_K", 0)
+    constants = tiles(target, kind, rows, is_gated=is_gated, group=group) | flags
     warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
     return KernelVariant(
         config=config,
