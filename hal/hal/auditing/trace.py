@@ -1,0 +1,145 @@
+"""What was observed of a program: plain data between the observer and the rules.
+
+The observer (torch's modes and profiler) fills it; a rule reads it and nothing else, so that rules
+are tested on traces without a program, and a trace of another rank is merged like our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hal.auditing.document import Location, Machine
+
+OpClass = Literal[
+    "attention",
+    "gemm",
+    "convolution",
+    "collective",
+    "norm",
+    "activation",
+    "embedding",
+    "sampling",
+    "copy",
+    "elementwise",
+    "reduction",
+    "other",
+]
+Region = Literal["eager", "compiled", "script"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFact:
+    """A tensor argument or result. dtype without "torch.", device type without index.
+
+    origin_dtypes, origin_devices: of the tensors that copies and elementwise ops made this one
+    from since the audit began, itself included (a float32 weight out of an int8 one has both).
+    is_constant: it existed before the audit, or is a parameter or buffer, or was made from such
+    tensors alone: computing it again each call is work that need not be done.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    is_contiguous: bool = True
+    requires_grad: bool = False
+    is_constant: bool = False
+    origin_dtypes: frozenset[str] = frozenset()
+    origin_devices: frozenset[str] = frozenset()
+
+    @property
+    def num_elements(self) -> int:
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+
+@dataclass(slots=True, kw_only=True)
+class ObservedOp:
+    """All calls of one op with equal arguments from one place. Times in µs, wall, this op alone.
+
+    name: as torch's dispatcher has it, without overload ("aten::mm"); a kernel's name for what
+    only the profiler saw. inputs, outputs: tensors in order (of lists too). values: the other
+    arguments by name, where they matter (is_causal, dropout_p, scale, transposes…), as JSON types.
+    location: innermost frame of the program (not of torch, of halstack or of the standard
+    library); stack: the frames of the program outwards, at most 8. function: the torch function
+    that the program called and that this op is a part of ("scaled_dot_product_attention",
+    "linear"), "" for an op called directly. call: number of that function call in
+    `Trace.functions`. repeats: calls whose inputs were the same tensors, unchanged, as those of an
+    earlier call. rank: of a process group, else 0.
+    """
+
+    name: str
+    op_class: OpClass
+    inputs: tuple[TensorFact, ...] = ()
+    outputs: tuple[TensorFact, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    location: Location | None = None
+    stack: tuple[Location, ...] = ()
+    function: str = ""
+    call: int | None = None
+    region: Region = "eager"
+    thread: str = "MainThread"
+    rank: int = 0
+    calls: int = 0
+    time_us: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    repeats: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionCall:
+    """All calls of one torch function with equal arguments from one place.
+
+    arguments: by parameter name; tensors as `TensorFact`, the rest as JSON types or its repr.
+    leaves: dispatcher ops seen inside with their counts: for attention, the backend that really
+    ran. module: dotted path and class of the innermost nn.Module around it, "" if unknown.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    location: Location | None = None
+    stack: tuple[Location, ...] = ()
+    leaves: Mapping[str, int] = field(default_factory=dict)
+    module: str = ""
+    rank: int = 0
+    calls: int = 0
+    time_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A warning (`warnings`, `logging` of WARNING and above) that the program produced."""
+
+    text: str
+    category: str
+    location: Location | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """Everything observed. steps: repetitions of the program's main loop as far as it is known
+    (calls of the outermost nn.Module), 0 if there is none. wall_us: from start to end of the audit.
+    compiled: names of functions that torch compiled; graph_breaks: reasons dynamo gave, with
+    their counts; fallbacks: "asked for compiled, ran eager" with the reason.
+    """
+
+    machine: Machine
+    ops: list[ObservedOp] = field(default_factory=list)
+    functions: list[FunctionCall] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    steps: int = 0
+    wall_us: float = 0.0
+    compiled: list[str] = field(default_factory=list)
+    graph_breaks: dict[str, int] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    processes: int = 1
+
+    @property
+    def time_us(self) -> float:
+        """Sum over all ops, of all ranks and threads."""
+        return sum(op.time_us for op in self.ops)
