@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from hal.auditing.document import Location, Machine
+from hal.auditing.document import Location, Machine, Refusal, Variable
 
 OpClass = Literal[
     "attention",
@@ -28,6 +28,25 @@ OpClass = Literal[
 ]
 Region = Literal["eager", "compiled", "script"]
 
+SETTING_DEFAULTS: Final[Mapping[str, str]] = {
+    "grad_enabled": "True",
+    "inference_mode": "False",
+    "autocast": "",
+    "flash_sdp": "True",
+    "mem_efficient_sdp": "True",
+    "cudnn_sdp": "True",
+    "math_sdp": "True",
+    "deterministic_algorithms": "False",
+    "anomaly_mode": "False",
+    "float32_matmul_precision": "highest",
+    "cudnn": "True",
+    "cudnn_benchmark": "False",
+    "mkldnn": "True",
+    "num_threads": "",
+}
+"""Torch's own defaults of the settings that decide or slow what runs; values are `str()` of
+Python's. autocast: the dtype while it is on. num_threads: threads within an op."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFact:
@@ -36,7 +55,9 @@ class TensorFact:
     origin_dtypes, origin_devices: of the tensors that copies and elementwise ops made this one
     from since the audit began, itself included (a float32 weight out of an int8 one has both).
     is_constant: it existed before the audit, or is a parameter or buffer, or was made from such
-    tensors alone: computing it again each call is work that need not be done.
+    tensors alone: computing it again each call is work that need not be done. last_stride: of the
+    last dimension. pattern: of an attention mask, where it was looked at: "all-true" (or all zeros
+    added), "causal" (lower triangle, aligned top left), else "".
     """
 
     shape: tuple[int, ...]
@@ -45,6 +66,9 @@ class TensorFact:
     is_contiguous: bool = True
     requires_grad: bool = False
     is_constant: bool = False
+    last_stride: int = 1
+    is_nested: bool = False
+    pattern: str = ""
     origin_dtypes: frozenset[str] = frozenset()
     origin_devices: frozenset[str] = frozenset()
 
@@ -68,7 +92,9 @@ class ObservedOp:
     that the program called and that this op is a part of ("scaled_dot_product_attention",
     "linear"), "" for an op called directly. call: number of that function call in
     `Trace.functions`. repeats: calls whose inputs were the same tensors, unchanged, as those of an
-    earlier call. rank: of a process group, else 0.
+    earlier call. shared_inputs: calls whose first input that is not constant has the memory of that
+    of the call before from this place: a loop over parts of one tensor, or over experts for one.
+    rank: of a process group, else 0.
     """
 
     name: str
@@ -88,6 +114,7 @@ class ObservedOp:
     flops: float = 0.0
     bytes: float = 0.0
     repeats: int = 0
+    shared_inputs: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +124,7 @@ class FunctionCall:
     arguments: by parameter name; tensors as `TensorFact`, the rest as JSON types or its repr.
     leaves: dispatcher ops seen inside with their counts: for attention, the backend that really
     ran. module: dotted path and class of the innermost nn.Module around it, "" if unknown.
+    settings: keys of `Trace.settings` that are not at their defaults during the calls.
     """
 
     name: str
@@ -105,6 +133,7 @@ class FunctionCall:
     stack: tuple[Location, ...] = ()
     leaves: Mapping[str, int] = field(default_factory=dict)
     module: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
     calls: int = 0
     time_us: float = 0.0
@@ -119,12 +148,44 @@ class Message:
     location: Location | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwallowedError:
+    """An exception of torch or of a kernel library that the program caught and went on from.
+
+    kind: class of the exception. text: its message. raised_by: the torch function, op or module
+    whose call or import raised it ("flash_attn", "torch.ops.mine.attention"). location: the line
+    of the program that made the call or the import.
+    """
+
+    kind: str
+    text: str
+    raised_by: str = ""
+    location: Location | None = None
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileEvent:
+    """Why something that was to be compiled ran as Python: "graph-break", "eager" (all of it) or
+    "recompile-limit". function: that was to be compiled; reason: as the compiler gave it."""
+
+    kind: Literal["graph-break", "eager", "recompile-limit"]
+    reason: str
+    function: str = ""
+    location: Location | None = None
+    calls: int = 1
+
+
 @dataclass(slots=True, kw_only=True)
 class Trace:
     """Everything observed. steps: repetitions of the program's main loop as far as it is known
     (calls of the outermost nn.Module), 0 if there is none. wall_us: from start to end of the audit.
     compiled: names of functions that torch compiled; graph_breaks: reasons dynamo gave, with
-    their counts; fallbacks: "asked for compiled, ran eager" with the reason.
+    their counts; fallbacks: "asked for compiled, ran eager" with the reason; compile_events: the
+    same with places, where they are known.
+    settings: torch settings that were seen in force at any time and change what runs, by the keys
+    of `SETTING_DEFAULTS`; settings_places: where the program set one. variables: of the
+    environment. refusals: of ours. swallowed: errors that the program caught.
     """
 
     machine: Machine
@@ -137,6 +198,11 @@ class Trace:
     graph_breaks: dict[str, int] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    settings_places: dict[str, Location] = field(default_factory=dict)
+    compile_events: list[CompileEvent] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    swallowed: list[SwallowedError] = field(default_factory=list)
     processes: int = 1
 
     @property
