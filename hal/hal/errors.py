@@ -112,3 +112,7 @@ class BindingError(HalError):
 
 class UsageError(HalError):
     """A command line is wrong: an unknown command, option or value."""
+
+
+class DocumentError(HalError):
+    """A report, lock or plan that was named cannot be read, or cannot be written there."""

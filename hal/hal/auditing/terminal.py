@@ -1,0 +1,259 @@
+"""A report as tables of at most 100 columns that stay readable at 80; colour on terminals only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hal.auditing.document import AuditReport, Evidence, Finding
+from hal.auditing.gate import gated_findings
+from hal.auditing.gates import GateClass, Severity
+from hal.auditing.quantities import (
+    format_bytes,
+    format_count,
+    format_share,
+    format_time,
+    plural,
+)
+from hal.auditing.summary import coverage_shares, observed_time_us, row_groups, verdict
+from hal.cli.output import create_console
+
+MAX_ROWS: Final = 40
+MAX_FINDINGS: Final = 25
+_MAX_EVIDENCE = 6
+TIER_STYLES: Final = {
+    "native": "green",
+    "tuned": "cyan",
+    "portable": "yellow",
+    "reference": "red",
+    "outside": "red",
+    "host": "yellow",
+}
+_SEVERITY_STYLES = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.NOTE: "bold blue",
+}
+_WAIVER_STYLES = {"used": "", "unused": "yellow", "expired": "red", "over-broad": "red"}
+
+
+def print_report(
+    report: AuditReport,
+    fail_on: frozenset[GateClass] = frozenset(),
+    console: Console | None = None,
+) -> None:
+    """Everything a person acts on, the verdict last. Long lists end with how many more there
+    are; the JSON has all."""
+    console = console or create_console()
+    _print_heading(report, console)
+    _print_rows(report, console)
+    _print_coverage(report, console)
+    _print_findings(report, fail_on, console)
+    _print_refusals(report, console)
+    _print_variables(report, console)
+    _print_waivers(report, console)
+    _print_verification(report, console)
+    for note in report.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    is_failed = bool(gated_findings(report, fail_on))
+    style = "bold red" if is_failed else "bold green" if fail_on else "bold"
+    console.print(Text(verdict(report, fail_on), style=style))
+
+
+def _print_heading(report: AuditReport, console: Console) -> None:
+    parts = [f"{report.kind}, {report.mode} mode"]
+    if report.plan_hash:
+        parts.append(f"plan {report.plan_hash}")
+    if report.time_us:
+        parts.append(f"{format_time(report.time_us)} observed")
+    if report.processes > 1:
+        parts.append(f"{report.processes} processes")
+    console.print(Text.assemble(("audit of ", "dim"), (report.subject, "bold")))
+    machine = report.machine
+    rates = "measured here" if machine.is_measured else "not measured here"
+    console.print(Text(f"{machine.label} ({rates}); {', '.join(parts)}", style="dim"))
+
+
+def _print_rows(report: AuditReport, console: Console) -> None:
+    groups = row_groups(report)
+    if not groups:
+        return
+    total = observed_time_us(report)
+    table = _table(
+        "", "op", "implementation", numbers=("places", "calls", "time", "share", "bound")
+    )
+    for group in groups[:MAX_ROWS]:
+        calls = format_count(group.calls)
+        share = None if group.time_us is None or not total else group.time_us / total
+        table.add_row(
+            Text(group.op),
+            Text.assemble(
+                group.implementation,
+                "" if group.tier == "unknown" else "  ",
+                ("" if group.tier == "unknown" else group.tier, TIER_STYLES.get(group.tier, "")),
+            ),
+            f"{group.places:,}",
+            Text(calls, style="yellow" if not group.calls else ""),
+            format_time(group.time_us),
+            format_share(share),
+            format_share(group.achieved),
+        )
+    console.print(table)
+    _say_more(console, len(groups) - MAX_ROWS, "row")
+    if any(group.achieved is not None for group in groups):
+        console.print(Text("bound: roofline time over observed time", style="dim"))
+
+
+def _print_coverage(report: AuditReport, console: Console) -> None:
+    if not report.coverage:
+        return
+    table = _table("work by tier", "tier", numbers=("calls", "FLOPs", "bytes", "time"))
+    for name, calls, shares in coverage_shares(report):
+        work = report.coverage[name]
+        amounts = (
+            format_count(work.flops),
+            format_bytes(work.bytes),
+            format_time(work.time_us),
+        )
+        cells = [
+            f"{amount} ({format_share(share)})" if share is not None else amount
+            for amount, share in zip(amounts, shares, strict=True)
+        ]
+        table.add_row(Text(name, style=TIER_STYLES.get(name, "")), format_count(calls), *cells)
+    console.print(table)
+
+
+def _print_findings(report: AuditReport, fail_on: frozenset[GateClass], console: Console) -> None:
+    remaining = report.open_findings()
+    waived = [finding for finding in report.findings if finding.waiver is not None]
+    for finding in remaining[:MAX_FINDINGS]:
+        _print_finding(finding, finding.gate in fail_on, console)
+    _say_more(console, len(remaining) - MAX_FINDINGS, "finding")
+    for finding in waived[:MAX_FINDINGS]:
+        line = f"waived: {finding.gate}: {finding.title} at {finding.where or finding.op}"
+        console.print(Text(line, style="dim"))
+    _say_more(console, len(waived) - MAX_FINDINGS, "waived finding")
+
+
+def _print_finding(finding: Finding, is_gated: bool, console: Console) -> None:
+    style = _SEVERITY_STYLES[finding.severity]
+    gate = f" {finding.gate}" + (" (fails the gate)" if is_gated else "")
+    console.print(Text.assemble((finding.severity.value, style), gate, f"  {finding.title}"))
+    _field(console, "where", " ".join(_where(finding)))
+    _field(console, "cost", ", ".join(finding_cost(finding)))
+    for fact in finding.evidence[:_MAX_EVIDENCE]:
+        _field(console, "found", evidence_text(fact))
+    _field(console, "remedy", finding.remedy)
+
+
+def _where(finding: Finding) -> Iterable[str]:
+    if finding.where:
+        yield finding.where
+    if finding.location is not None and finding.location.function:
+        yield f"in {finding.location.function}"
+    if finding.op:
+        yield f"({finding.op})"
+    if finding.rank is not None:
+        yield f"rank {finding.rank}"
+
+
+def finding_cost(finding: Finding) -> list[str]:
+    """What is known of the cost, in words."""
+    parts = []
+    if finding.cost_us is not None:
+        parts.append(f"at least {format_time(finding.cost_us)} to gain")
+    if finding.time_us is not None:
+        share = "" if finding.time_share is None else f", {format_share(finding.time_share)} of all"
+        parts.append(f"{format_time(finding.time_us)} observed{share}")
+    if finding.calls:
+        parts.append(plural(finding.calls, "call"))
+    return parts
+
+
+def evidence_text(fact: Evidence) -> str:
+    """`head_dim: required at most 256, found 320`."""
+    return f"{fact.what}: required {fact.required}, found {fact.found}"
+
+
+def _print_refusals(report: AuditReport, console: Console) -> None:
+    for refusal in report.refusals:
+        if refusal.is_swallowed:
+            head, style = "refusal that the program swallowed", "bold red"
+        else:
+            head, style = "refusal", "dim"
+        place = "" if refusal.location is None else f" at {refusal.location}"
+        console.print(Text.assemble((f"{head}{place}", style), f"  {refusal.who}"))
+        _field(console, "found", f"required {refusal.required}, found {refusal.found}")
+        _field(console, "remedy", refusal.remedy)
+
+
+def _print_variables(report: AuditReport, console: Console) -> None:
+    if not report.variables:
+        return
+    table = _table("variables of the environment", "variable", "effect")
+    for variable in report.variables:
+        style = "yellow" if variable.is_slow else ""
+        table.add_row(Text(f"{variable.name}={variable.value}", style=style), Text(variable.effect))
+    console.print(table)
+
+
+def _print_waivers(report: AuditReport, console: Console) -> None:
+    if not report.waivers:
+        return
+    table = _table("waivers", "state", "waiver", numbers=("calls",))
+    for use in report.waivers:
+        table.add_row(
+            Text(use.state, style=_WAIVER_STYLES[use.state]), Text(use.text), f"{use.calls:,}"
+        )
+    console.print(table)
+
+
+def _print_verification(report: AuditReport, console: Console) -> None:
+    found = report.verification
+    if found is None:
+        return
+    line = f"verified {format_share(found.share)} of the calls: {found.compared_calls:,} compared"
+    if found.skipped_calls:
+        line += f", {found.skipped_calls:,} skipped"
+    if found.worst is not None:
+        line += f"; largest error {found.worst:.2g} of its tolerance"
+        line += f" at {found.worst_site}" if found.worst_site else ""
+    console.print(Text(line))
+    for what, site in (
+        ("first divergence", found.first_divergence),
+        ("first value that is not finite", found.first_non_finite),
+    ):
+        if site:
+            console.print(Text(f"{what}: {site}", style="bold red"))
+
+
+def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _field(console: Console, name: str, text: str) -> None:
+    """`  remedy: …`, whose further lines are indented; nothing for nothing."""
+    if text:
+        console.print(Padding(Text.assemble((f"{name}: ", "dim"), text), (0, 0, 0, 2)))
+
+
+def _say_more(console: Console, count: int, noun: str) -> None:
+    if count > 0:
+        console.print(Text(f"… and {plural(count, f'more {noun}')}: see --json", style="dim"))

@@ -1,0 +1,51 @@
+"""Options that every audit command has: the gate, and the files of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FailOn = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-on",
+        metavar="CLASSES",
+        help="Classes of findings that end in exit code 1, comma separated: lost-fast-path, "
+        "unrouted, semantic, leaf-mismatch, unverified, ignored-setting; or none.",
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the report as JSON; - is standard output."),
+]
+JUnit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit XML.")
+]
+Sarif = Annotated[
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write the report as SARIF 2.1.0.")
+]
+Markdown = Annotated[
+    Path | None,
+    typer.Option(
+        "--markdown",
+        metavar="FILE",
+        help="Write a comment for a pull request; - is standard output.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write one self-contained page."),
+]
+Previous = Annotated[
+    Path | None,
+    typer.Option(
+        "--previous",
+        metavar="FILE",
+        help="An older report (--json): Markdown and page say what changed since.",
+    ),
+]
+Waivers = Annotated[
+    Path | None, typer.Option("--waivers", metavar="FILE", help="Waiver file (TOML).")
+]
