@@ -31,6 +31,7 @@ from contenders.machine import available_bytes, load_average, machine_facts, oth
 from contenders.measurement import PromptSource, Workload, measure_turn, warm_up
 from contenders.process import ContenderError, ContenderProcess, RunOptions, end_on_sigterm
 from contenders.report import Document, compare, markdown, today, write
+from contenders.shares import measure_rates, share_table
 from contenders.weights import VOCAB_SIZE
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -228,6 +229,7 @@ def main() -> int:
     comparison = Comparison(entries, options, workload, checker)
     started = time.monotonic()
     load_before = load_average()
+    machine_rates = measure_rates()
     comparison.run(0 if chosen.check else chosen.rounds)
     if chosen.check:
         return 0 if all(c.get("check") for c in comparison.contenders.values()) else 1
@@ -237,6 +239,7 @@ def main() -> int:
         "date": today(),
         "method": METHOD,
         "machine": machine_facts(),
+        "rates": machine_rates,
         "threads": chosen.threads,
         "workload": dataclasses.asdict(workload),
         "rounds": chosen.rounds,
@@ -247,6 +250,7 @@ def main() -> int:
         "ratios": compare(comparison.contenders, workload.rows(), goals(workload)),
     }
     text = markdown(document, workload.rows(), "tokens/s")
+    text += "\n".join(share_table(document, workload.rows())) + "\n"
     data, table = write(document, text, chosen.results, "peers")
     print(text)
     say(f"written: {data} and {table.name}")

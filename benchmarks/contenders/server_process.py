@@ -43,7 +43,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(options.threads) | dict(entry.variables),
+                env=child_environment(options.threads)
+                | entry.environment_variables(options.threads),
                 cwd=Path(__file__).resolve().parent.parent,
                 start_new_session=True,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,11 @@ class ServerEntry:
 
     def model(self, models: Path) -> Path:
         return models / self.artifact
+
+    def environment_variables(self, threads: int) -> dict[str, str]:
+        """`variables`, with the cores that so many threads may take: "0,1"."""
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+        return {name: value.format(cores=cores) for name, value in self.variables.items()}
 
 
 def _halstack(precision: str) -> ServerEntry:
@@ -104,8 +110,13 @@ SERVERS = {
             ),
             artifact=HUGGING_FACE_FOLDER,
             body={"ignore_eos": True},
-            # Without a target it takes its device from its version, where the CPU is not named.
-            variables={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_TARGET_DEVICE": "cpu"},
+            # Without a target it takes its device from its version, where the CPU is not named. By
+            # default its server keeps one core for itself and binds all threads to the rest.
+            variables={
+                "VLLM_CPU_KVCACHE_SPACE": "2",
+                "VLLM_TARGET_DEVICE": "cpu",
+                "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
+            },
             packages=("vllm-cpu", "torch"),
         ),
         *(_llamacpp(precision) for precision in ("F32", "Q8_0", "Q4_0")),
