@@ -16,11 +16,29 @@ from typing import Any
 
 from hal.candidates import Bind, Kernel
 from hal.errors import BindingError
+from hal.loaded_code import LoadedCode, recorded_code
 from hal.ops.request import TokenRange
 from hal.plan import Plan, PlannedOp
 
 WrapKernel = Callable[[str, str, Kernel], Kernel]
 BoundOp = Callable[..., Any]  # op(num_tokens, *args) -> what the kernel returns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One call site and token range as it is bound, for an audit that looks inside calls.
+
+    static: the load-time arguments. code: machine code that binding reported, see
+    `hal.loaded_code`; shared by the ranges that share a kernel.
+    """
+
+    site: str
+    planned: PlannedOp
+    static: Mapping[str, Any]
+    code: tuple[LoadedCode, ...]
+
+
+Observe = Callable[[Binding, Kernel], BoundOp]
 
 
 class CallCounter:
@@ -61,10 +79,20 @@ class _Bound:
 class BoundOps:
     """Binds one rank's call sites of a plan in this process, and reports what was called."""
 
-    def __init__(self, plan: Plan, rank: int = 0, *, wrap: WrapKernel | None = None) -> None:
-        """wrap(site, implementation, kernel) -> kernel: for an audit, which looks inside calls."""
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int = 0,
+        *,
+        wrap: WrapKernel | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        """Both are for an audit, which looks inside calls: wrap(site, implementation, kernel) gives
+        the kernel to call instead, observe(binding, kernel) a call that gets the number of tokens
+        as well.
+        """
         self._plan = plan
-        self._wrap = wrap
+        self._wrap, self._observe = wrap, observe
         self._bound: list[_Bound] = []
         self._loaded: dict[str, Bind] = {}
         self._by_site: dict[tuple[str, str], list[PlannedOp]] = {}
@@ -93,7 +121,8 @@ class BoundOps:
         if any(b.site == site and b.planned.site.request.phase == phase for b in self._bound):
             raise BindingError(who, "one binding a site", "it is bound already", "bind it once")
         _check_ranges(who, planned)
-        kernels = self._kernels(who, planned, static)
+        with recorded_code() as code:
+            kernels = self._kernels(who, planned, static)
         if self._wrap is not None:
             kernels = [
                 self._wrap(site, op.choice.name, kernel)
@@ -104,10 +133,17 @@ class BoundOps:
             _Bound(site, op, counter) for op, counter in zip(planned, counters, strict=True)
         ]
         ranges = [op.tokens for op in planned]
+        if self._observe is not None:
+            parts = [
+                Binding(site=site, planned=op, static=static, code=tuple(code)) for op in planned
+            ]
+            return _observed(who, ranges, list(map(self._observe, parts, kernels)), counters)
         if len(ranges) == 1:
             return _single(who, ranges[0], kernels[0], counters[0])
         if len(ranges) == 2:
             return _two(who, ranges, kernels, counters)
+        if len(ranges) == 3:
+            return _three(who, ranges, kernels, counters)
         return _several(who, ranges, kernels, counters)
 
     def _kernels(
@@ -218,6 +254,32 @@ def _two(
     return call
 
 
+def _three(
+    who: str,
+    ranges: Sequence[TokenRange],
+    kernels: Sequence[Kernel],
+    counters: Sequence[CallCounter],
+) -> BoundOp:
+    # Comparisons in place of a search: most plans have at most three ranges.
+    low, first, second, high = ranges[0].low, ranges[0].high, ranges[1].high, ranges[2].high
+    low_tick, middle_tick, high_tick = (counter.tick for counter in counters)
+    low_kernel, middle_kernel, high_kernel = kernels
+
+    def call(num_tokens: int, *args: Any) -> Any:
+        if low <= num_tokens <= first:
+            low_tick()
+            return low_kernel(*args)
+        if first < num_tokens <= second:
+            middle_tick()
+            return middle_kernel(*args)
+        if second < num_tokens <= high:
+            high_tick()
+            return high_kernel(*args)
+        raise _beyond(who, low, high, num_tokens)
+
+    return call
+
+
 def _several(
     who: str,
     ranges: Sequence[TokenRange],
@@ -234,5 +296,25 @@ def _several(
         tick, kernel = table[bisect_left(limits, num_tokens)]
         tick()
         return kernel(*args)
+
+    return call
+
+
+def _observed(
+    who: str,
+    ranges: Sequence[TokenRange],
+    calls: Sequence[BoundOp],
+    counters: Sequence[CallCounter],
+) -> BoundOp:
+    """As `_several`, with calls that get the number of tokens first."""
+    limits = [r.high for r in ranges]
+    low, high = ranges[0].low, ranges[-1].high
+
+    def call(num_tokens: int, *args: Any) -> Any:
+        if not low <= num_tokens <= high:
+            raise _beyond(who, low, high, num_tokens)
+        index = bisect_left(limits, num_tokens)
+        counters[index].tick()
+        return calls[index](num_tokens, *args)
 
     return call

@@ -80,9 +80,10 @@ def test_ranges_dispatch_exactly_and_count_exactly(
     assert [(c.tokens.low, c.tokens.high) for c in ops.counts()] == borders
 
 
-@pytest.mark.parametrize("num_ranges", [1, 2, 4])
+@pytest.mark.parametrize("num_ranges", [1, 2, 3, 4])
 def test_counters_are_exact_under_threads(candidate: Any, gemm: Any, num_ranges: int) -> None:
     width = 64 // num_ranges
+    sizes = width * num_ranges
     parts = [(i * width + 1, (i + 1) * width, candidate(f"c{i}")) for i in range(num_ranges)]
     ops = BoundOps(plan_of(planned(OpSite(site="x", request=gemm()), parts)))
     op = ops.bind("x")
@@ -91,7 +92,7 @@ def test_counters_are_exact_under_threads(candidate: Any, gemm: Any, num_ranges:
     def call() -> None:
         start.wait()
         for i in range(10_000):
-            op(i % 64 + 1)
+            op(i % sizes + 1)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -103,7 +104,9 @@ def test_counters_are_exact_under_threads(candidate: Any, gemm: Any, num_ranges:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    of_one_thread = [sum((i % 64) // width == r for i in range(10_000)) for r in range(num_ranges)]
+    of_one_thread = [
+        sum((i % sizes) // width == r for i in range(10_000)) for r in range(num_ranges)
+    ]
     assert [c.calls for c in ops.counts()] == [8 * n for n in of_one_thread]
 
 
