@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import audit_rules
 import capability
 import pictures
 import sources
@@ -32,6 +33,7 @@ DOCUMENTS = (
     "docs/serving.md",
     "docs/plan.md",
     "docs/devices.md",
+    "docs/audit-rules.md",
 )
 # Files that are generated as a whole.
 FILES: dict[str, Callable[[], str]] = {
@@ -65,6 +67,8 @@ MAKERS: dict[str, Maker] = {
     "example": sources.example,
     "opencl": sources.opencl,
     "text": sources.whole_file,
+    "audit-gates": lambda _: audit_rules.gates(),
+    "audit-rules": lambda _: audit_rules.rules(),
     "db-devices": lambda _: capability.devices(),
     "db-architectures": lambda _: capability.architectures(),
     "db-families": lambda _: capability.families(),

@@ -1,0 +1,81 @@
+"""Rules for what was to be compiled and was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.auditing.gates import GateClass
+from hal.auditing.rules.rule import Hit, Rule, evidence
+from hal.auditing.rules.trace_index import TraceIndex
+from hal.auditing.trace import CompileEvent
+
+MAX_REASON = 160
+
+
+def _first_line(reason: str) -> str:
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return (lines[0] if lines else "no reason given")[:MAX_REASON]
+
+
+def _hit(event: CompileEvent, title: str, required: str) -> Hit:
+    return Hit(
+        title=title,
+        location=event.location,
+        op="other",
+        evidence=(
+            evidence(event.function or "compiled function", required, _first_line(event.reason)),
+        ),
+        calls=event.calls,
+    )
+
+
+def _eager(index: TraceIndex) -> Iterator[Hit]:
+    events = [event for event in index.trace.compile_events if event.kind != "graph-break"]
+    for event in events:
+        why = "compiled again too often" if event.kind == "recompile-limit" else "not compiled"
+        title = f"{event.function or 'a function'} was to be compiled and ran as Python: {why}"
+        yield _hit(event, title, "compiled code")
+    reported = {event.reason for event in events}
+    for reason in index.trace.fallbacks:
+        if reason not in reported:
+            yield _hit(
+                CompileEvent(kind="eager", reason=reason),
+                f"was to be compiled and ran as Python: {_first_line(reason)}",
+                "compiled code",
+            )
+
+
+def _graph_breaks(index: TraceIndex) -> Iterator[Hit]:
+    events = [event for event in index.trace.compile_events if event.kind == "graph-break"]
+    for event in events:
+        title = f"a compiled function is cut in two: {_first_line(event.reason)}"
+        yield _hit(event, title, "one graph")
+    if events:
+        return
+    for reason, count in index.trace.graph_breaks.items():
+        yield _hit(
+            CompileEvent(kind="graph-break", reason=reason, calls=count),
+            f"a compiled function is cut in two: {_first_line(reason)}",
+            "one graph",
+        )
+
+
+RULES = (
+    Rule(
+        id="eager-instead-of-compiled",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="a function given to torch.compile that ran as Python, or was compiled again "
+        "until torch gave up",
+        remedy="remove what switches the compiler off (TORCH_COMPILE_DISABLE, suppress_errors, "
+        "backend='eager'); mark varying sizes dynamic",
+        check=_eager,
+    ),
+    Rule(
+        id="graph-break",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="a compiled function that torch had to cut into several graphs",
+        remedy="move what breaks the graph (print, item, numpy, foreign calls) out of it; "
+        "torch.compile(fullgraph=True) makes it an error",
+        check=_graph_breaks,
+    ),
+)

@@ -1,0 +1,40 @@
+"""Rules for what decides from outside of the program: environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.auditing.gates import GateClass
+from hal.auditing.rules.rule import Hit, Rule, evidence
+from hal.auditing.rules.trace_index import TraceIndex
+
+
+def _overrides(index: TraceIndex) -> Iterator[Hit]:
+    for variable in index.trace.variables:
+        if not variable.changes_decision and not variable.is_slow:
+            continue
+        yield Hit(
+            title=f"{variable.name}={variable.value}: {variable.effect}",
+            evidence=(
+                evidence(
+                    variable.name,
+                    "unset, or a value that costs nothing",
+                    f"{variable.value}: {variable.effect}",
+                ),
+            ),
+            remedy=f"unset {variable.name}, or waive it",
+            # Many a variable decides something and costs nothing: a number of threads, a cache.
+            gate=None if variable.is_slow else GateClass.ADVICE,
+        )
+
+
+RULES = (
+    Rule(
+        id="environment-override",
+        gate=GateClass.IGNORED_SETTING,
+        summary="an environment variable that makes the program slow; advice where it only changes "
+        "what is chosen",
+        remedy="unset the variable, or waive it",
+        check=_overrides,
+    ),
+)

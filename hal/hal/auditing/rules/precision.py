@@ -1,0 +1,178 @@
+"""Rules for number formats: products wider than their data, float64 by accident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.auditing.document import Evidence
+from hal.auditing.gates import GateClass
+from hal.auditing.rules.facts import (
+    FLOAT_BITS,
+    MIN_ELEMENTS,
+    narrower_origins,
+    operands,
+    shape_text,
+    shapes_text,
+)
+from hal.auditing.rules.rule import Hit, Rule, evidence
+from hal.auditing.rules.trace_index import TraceIndex
+from hal.auditing.trace import ObservedOp
+
+MUCH_BETTER = 1.5
+"""A unit that is so many times as fast is worth changing a program for."""
+ROWS_BOUND_BY_MEMORY = 8
+"""A product of up to so many rows takes as long as reading its weights, in any number format."""
+
+_PRODUCTS = ("gemm", "convolution")
+
+
+def _widened(index: TraceIndex) -> Iterator[Hit]:
+    for op in index.trace.ops:
+        pair = operands(op) if op.op_class in _PRODUCTS else None
+        if pair is None or op.function == "scaled_dot_product_attention":
+            continue
+        for fact in pair:
+            narrow = narrower_origins(fact)
+            if fact.dtype != "float32" or not narrow or fact.num_elements < MIN_ELEMENTS:
+                continue
+            is_worth_it, why = _is_narrow_better(index, op, narrow[0])
+            yield Hit(
+                title=f"product in float32 of what was {narrow[0]} before",
+                location=op.location,
+                op=op.op_class,
+                evidence=(
+                    evidence("dtype of the operand", narrow[0], f"{shape_text(fact)}, widened"),
+                    evidence("arguments", "", shapes_text(pair)),
+                    why,
+                ),
+                calls=op.calls,
+                time_us=op.time_us,
+                gate=None if is_worth_it else GateClass.ADVICE,
+                rank=index.rank_of(op),
+            )
+            break
+
+
+def _is_narrow_better(index: TraceIndex, op: ObservedOp, narrow: str) -> tuple[bool, Evidence]:
+    """Whether the product would be faster in the narrower format, and why. A format whose rate
+    nobody knows is taken to be, since it is half to read."""
+    pair = operands(op)
+    rows = pair[0].num_elements // max(1, pair[0].shape[-1]) if pair and pair[0].shape else 1
+    if rows <= ROWS_BOUND_BY_MEMORY:
+        return True, evidence("bytes of the weights", "2 per value", f"4, read for {rows} rows")
+    fast, slow = index.rate(narrow), index.rate("float32")
+    if fast is None or slow is None:
+        return True, evidence("bytes per value", "2", "4")
+    found = f"{slow:.3g} in float32, {fast:.3g} in {narrow}"
+    return fast >= slow / MUCH_BETTER, evidence("operations/s of the device", narrow, found)
+
+
+def _float64_product(index: TraceIndex) -> Iterator[Hit]:
+    for op in index.trace.ops:
+        if op.op_class not in (*_PRODUCTS, "attention"):
+            continue
+        facts = [fact for fact in op.inputs if fact.dtype == "float64"]
+        narrow = sorted({d for fact in facts for d in narrower_origins(fact)})
+        if facts and narrow and max(fact.num_elements for fact in facts) >= MIN_ELEMENTS:
+            yield Hit(
+                title=f"product in float64 of what was {narrow[0]} before",
+                location=op.location,
+                op=op.op_class,
+                evidence=(
+                    evidence("dtype of the operands", narrow[0], f"{shapes_text(facts)}, widened"),
+                ),
+                calls=op.calls,
+                time_us=op.time_us,
+                rank=index.rank_of(op),
+            )
+
+
+def _float64_promotion(index: TraceIndex) -> Iterator[Hit]:
+    for op in index.trace.ops:
+        if op.op_class not in ("elementwise", "activation", "reduction", "norm", "other"):
+            continue
+        made = next((fact for fact in op.outputs if fact.dtype == "float64"), None)
+        if made is None or made.num_elements < MIN_ELEMENTS:
+            continue
+        # A tensor without dimensions promotes nothing: the other one sets the dtype.
+        wide = [f for f in op.inputs if f.dtype == "float64" and f.shape]
+        narrow = [f for f in op.inputs if FLOAT_BITS.get(f.dtype, 64) < 64 and f.shape]
+        if wide and narrow:
+            yield Hit(
+                title=f"a float64 tensor turns {narrow[0].dtype} into float64 from here on",
+                location=op.location,
+                op=op.op_class,
+                evidence=(
+                    evidence("dtype of the result", narrow[0].dtype, shape_text(made)),
+                    evidence("float64 operand", narrow[0].dtype, shape_text(wide[0])),
+                ),
+                calls=op.calls,
+                time_us=op.time_us,
+                rank=index.rank_of(op),
+            )
+
+
+def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
+    slow, fast = index.rate("float32"), index.rate("bfloat16") or index.rate("float16")
+    tf32 = index.rate("tfloat32") or index.rate("tf32")
+    if slow is None or fast is None or fast < 2 * slow:
+        return
+    for op in index.trace.ops:
+        pair = operands(op) if op.op_class in _PRODUCTS else None
+        if pair is None or any(fact.dtype != "float32" for fact in pair):
+            continue
+        if any(narrower_origins(fact) for fact in pair) or op.flops < 1e6 * op.calls:
+            continue
+        is_tf32_on = index.setting("float32_matmul_precision") not in (None, "highest")
+        if pair[0].device != "cpu" and tf32 and is_tf32_on:
+            continue
+        found = f"{slow:.3g} in float32, {fast:.3g} in 16 bits"
+        yield Hit(
+            title="products in float32 on a device whose 16-bit units are "
+            f"{fast / slow:.0f} times as fast",
+            location=op.location,
+            op=op.op_class,
+            evidence=(
+                evidence("operations/s of the device", "those of 16 bits", found),
+                evidence("arguments", "", shapes_text(pair)),
+            ),
+            calls=op.calls,
+            time_us=op.time_us,
+            cost_us=op.time_us * (1 - slow / fast),
+            gate=GateClass.ADVICE if pair[0].device == "cpu" else None,
+            rank=index.rank_of(op),
+        )
+
+
+RULES = (
+    Rule(
+        id="widened-product",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="a product in float32 one of whose operands was made from a 16-bit tensor",
+        remedy="multiply in the weights' own dtype; torch accumulates in float32",
+        check=_widened,
+    ),
+    Rule(
+        id="float64-product",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="a product, convolution or attention in float64 of what was narrower before",
+        remedy="keep constants in the dtype of the data, and call .double() on no operand",
+        check=_float64_product,
+    ),
+    Rule(
+        id="float64-promotion",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="an op that mixes float64 with a narrower tensor, so that all after it is float64",
+        remedy="make the constant in the dtype of the data: torch.from_numpy(a).to(x.dtype)",
+        check=_float64_promotion,
+    ),
+    Rule(
+        id="slow-unit",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="float32 products on a device whose 16-bit units are twice as fast or more; advice "
+        "on a CPU",
+        remedy="run under torch.autocast or in bfloat16, or "
+        'torch.set_float32_matmul_precision("high")',
+        check=_slow_unit,
+    ),
+)
