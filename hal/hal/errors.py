@@ -4,14 +4,33 @@ A message names who complains, what was required, what was found and the remedy,
 the reader can act on it without reading code.
 """
 
+from typing import Any, Self
+
+from hal.refusal_log import REFUSALS
+
 
 class UserError(Exception):
     """An error whose message is for the user: `hal` prints it without a traceback, exit code 2.
 
-    Other packages derive from it as well: `class ModelFileError(UserError, ValueError)`.
+    Other packages derive from it as well: `class ModelFileError(UserError, ValueError)`. Each one
+    is remembered, so that an audit shows it even if the program swallowed it.
     """
 
     exit_code = 2
+    refusal_number = 0
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        error = super().__new__(cls, *args)
+        error.refusal_number = REFUSALS.note_made(error)
+        return error
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        own = self.refusal_number  # that of the state is another process's
+        super().__setstate__(state)
+        self.refusal_number = own
+
+    def __del__(self) -> None:
+        REFUSALS.note_end(self, self.refusal_number)
 
 
 class HalError(UserError):
@@ -110,9 +129,17 @@ class BindingError(HalError):
     """A chosen candidate cannot be bound to its call site."""
 
 
+class RoutingError(HalError):
+    """Somebody else's model cannot be routed through bound ops, or was called as it cannot be."""
+
+
 class UsageError(HalError):
     """A command line is wrong: an unknown command, option or value."""
 
 
 class DocumentError(HalError):
     """A report, lock or plan that was named cannot be read, or cannot be written there."""
+
+
+class AuditError(HalError):
+    """An audit of a program cannot begin or end here, or its gate failed."""

@@ -6,13 +6,15 @@ A waiver file is TOML with one `[[waiver]]` table each:
     op = "attention.decode"            # glob over the op, or op.phase
     component = "layers.*.attention"   # glob over the call site; layers.3.attention is one layer
     device = "cpu:*"                   # glob over device id, arch or name
-    kind = "tier"                      # or "semantic"
+    kind = "tier"                      # or "semantic"; of an audit also what it gates
     reason = "the fast kernel lacks head_dim 80, see our ticket 12"
     owner = "serving team"
     expires = 2027-01-31               # the last day it holds
     max_call_share = 0.1               # the largest share of all call sites it may cover
 
-One that is expired, unused or broader than it says is an error.
+One that is expired, unused or broader than it says is an error of a plan. An audit shows it as what
+it is, and does not let it count; its waivers may be of the further kinds "unrouted",
+"leaf-mismatch", "unverified" and "ignored-setting", which plans pass over.
 """
 
 import datetime
@@ -21,10 +23,11 @@ import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from hal.auditing.trace import OpClass
 from hal.device import DeviceSpec
 from hal.errors import WaiverError
 from hal.model_errors import describe_first_error
@@ -33,7 +36,11 @@ from hal.ops.request import OpRequest
 from hal.suggestions import did_you_mean
 from hal.text_files import read_regular_text
 
-WaiverKind = Literal["tier", "semantic"]
+WaiverKind = Literal[
+    "tier", "semantic", "unrouted", "leaf-mismatch", "unverified", "ignored-setting"
+]
+PLAN_KINDS: tuple[WaiverKind, ...] = ("tier", "semantic")
+"""What a plan can lose. The other kinds are of audits: classes of findings, see `hal.auditing`."""
 _PROPOSED_DAYS = 30
 _REASON_TO_FILL_IN = "<why this is acceptable, and until what happens>"
 _OWNER_TO_FILL_IN = "<who answers for it>"
@@ -49,7 +56,10 @@ class Waiver(BaseModel):
     op: str = Field(min_length=1, description="glob over the op, or op.phase")
     component: str = Field(min_length=1, description="glob over the call site")
     device: str = Field(min_length=1, description="glob over device id, arch or name")
-    kind: WaiverKind = Field(description='"tier" or "semantic"')
+    kind: WaiverKind = Field(
+        description='"tier" or "semantic"; of audits also "unrouted", "leaf-mismatch", '
+        '"unverified", "ignored-setting"'
+    )
     reason: str = Field(min_length=1, description="why the fallback is acceptable")
     owner: str = Field(min_length=1, description="who answers for it")
     expires: datetime.date = Field(description="the last day it holds, as a TOML date")
@@ -84,11 +94,21 @@ class Waiver(BaseModel):
 
 
 class WaiverBook:
-    """The waivers of one run, and which of them were used."""
+    """The waivers of one run, and which of them were used.
 
-    def __init__(self, waivers: Sequence[Waiver] = (), source: str = "waivers") -> None:
+    is_lenient: an audit's, which shows what is unused or over-broad instead of failing for it.
+    """
+
+    def __init__(
+        self,
+        waivers: Sequence[Waiver] = (),
+        source: str = "waivers",
+        *,
+        is_lenient: bool = False,
+    ) -> None:
         self.waivers = tuple(waivers)
         self.source = source
+        self.is_lenient = is_lenient
         self._used: set[int] = set()
         self._applicable: set[int] = set()
 
@@ -135,6 +155,8 @@ class WaiverBook:
         """
         for index in sorted(self._applicable):
             waiver = self.waivers[index]
+            if self.is_lenient or waiver.kind not in PLAN_KINDS:
+                continue
             if index not in self._used:
                 raise self._unused(index, sites)
             covered = sum(waiver.covers_site(request, site) for site, request in sites)
@@ -198,6 +220,18 @@ def load_waivers(path: Path | str, *, today: datetime.date | None = None) -> Wai
 
 def parse_waivers(text: str, source: str, *, today: datetime.date | None = None) -> WaiverBook:
     """The same for the text of a waiver file; `source` names it in errors."""
+    date = datetime.date.today() if today is None else today
+    waivers = parse_waiver_tables(text, source)
+    for number, waiver in enumerate(waivers, 1):
+        problem = problem_alone(waiver, f"{source}, waiver {number}", date)
+        if problem is not None:
+            raise problem
+    return WaiverBook(waivers, source)
+
+
+def parse_waiver_tables(text: str, source: str) -> list[Waiver]:
+    """The waivers of a text, whatever their dates and breadth. Raises WaiverError for another form,
+    and for an op that there is not."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number too long, of too many levels
@@ -213,24 +247,23 @@ def parse_waivers(text: str, source: str, *, today: datetime.date | None = None)
     tables = document.get("waiver", [])
     if not isinstance(tables, list):
         raise WaiverError(source, "[[waiver]] tables", "[waiver]", "write double brackets")
-    date = datetime.date.today() if today is None else today
-    waivers = [_waiver(table, f"{source}, waiver {n}") for n, table in enumerate(tables, 1)]
-    for number, waiver in enumerate(waivers, 1):
-        _check_alone(waiver, f"{source}, waiver {number}", date)
-    return WaiverBook(waivers, source)
+    return [_waiver(table, f"{source}, waiver {n}") for n, table in enumerate(tables, 1)]
 
 
 def _waiver(table: Any, who: str) -> Waiver:
     try:
-        return Waiver.model_validate(table)
+        waiver = Waiver.model_validate(table)
     except ValidationError as error:
         key, required, found, remedy = describe_first_error(error, Waiver)
         raise WaiverError(f"{who}, key {key}", required, found, remedy) from error
+    _check_op(waiver, who)
+    return waiver
 
 
-def _check_alone(waiver: Waiver, who: str, today: datetime.date) -> None:
+def problem_alone(waiver: Waiver, who: str, today: datetime.date) -> WaiverError | None:
+    """Why a well-formed waiver may not count whatever it is used for: expired, or over-broad."""
     if waiver.expires < today:
-        raise WaiverError(
+        return WaiverError(
             who,
             f"a waiver that holds today, {today.isoformat()}",
             f"expired on {waiver.expires.isoformat()}",
@@ -238,13 +271,19 @@ def _check_alone(waiver: Waiver, who: str, today: datetime.date) -> None:
         )
     is_every_site = all(fnmatchcase(site, waiver.component) for site in _UNLIKE_SITES)
     if is_every_site and all(fnmatchcase(op, waiver.op) for op in CATALOGUE):
-        raise WaiverError(
+        return WaiverError(
             who,
             "a waiver that names what it allows",
             f"op {waiver.op!r} at component {waiver.component!r}, which is everything",
             "name the op or the component",
         )
+    return None
+
+
+def _check_op(waiver: Waiver, who: str) -> None:
+    """Against the catalogue, and the classes that an audit puts the ops of any program into."""
     names = {label for family in CATALOGUE.values() for label in family.labels()}
+    names |= set(get_args(OpClass))
     if not any(fnmatchcase(name, waiver.op) for name in names):
         raise WaiverError(
             who, "an op of the catalogue", repr(waiver.op), did_you_mean(waiver.op, names)

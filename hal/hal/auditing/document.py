@@ -168,6 +168,7 @@ class Variable(Part):
     effect: str
     changes_decision: bool = False
     is_slow: bool = False
+    source: str = ""
 
 
 class Refusal(Part):

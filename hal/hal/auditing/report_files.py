@@ -33,6 +33,8 @@ def check_writable(path: Path, who: str) -> None:
     Raises:
         DocumentError: a folder, or a file in a folder that is not there or is closed to us.
     """
+    if "\0" in str(path):
+        _refuse_place(who, "a file name", "a null character in it")
     try:
         if path.is_dir():
             _refuse_place(who, "a file", f"the folder {path}")
@@ -42,7 +44,7 @@ def check_writable(path: Path, who: str) -> None:
         is_special = path.exists() and not path.is_file()
         if not os.access(path if is_special else folder, os.W_OK):
             _refuse_place(who, "a place that may be written", f"no permission for {path}")
-    except (OSError, ValueError) as error:  # a name too long, a null character in it
+    except OSError as error:  # a name too long
         raise DocumentError(who, "a file name", f"{path}: {error}", _REMEDY) from error
 
 
