@@ -74,7 +74,8 @@ class KernelCandidate:
     what the op needs on the unit of the request's dtype; None where it is. requires_software: what
     must be installed, as requirement strings ("flash-attn>=2.7"), for people to read. untuned: what
     its configuration rests on where nobody measured one on this device, "" where there is nothing
-    to configure or it was measured; a plan says so of each that it chooses.
+    to configure or it was measured; a plan says so of each that it chooses. modules: whose
+    source is the kernel, where `load` imports them by computed names.
     """
 
     name: str
@@ -88,6 +89,7 @@ class KernelCandidate:
     work: Callable[[Any, int], Work | None] = _no_own_work
     requires_software: tuple[str, ...] = ()
     untuned: str = ""
+    modules: tuple[str, ...] = ()
     leaf: tuple[Leaf, ...] = ()
     weight_layout: str = ""
     is_graph_safe: bool = False

@@ -166,6 +166,21 @@ class Settings:
                         "remove it, or run the command it is for",
                     )
 
+    def check_known_variables(self) -> None:
+        """Refuse a variable of the environment whose section has no such key, whether the running
+        command reads that section or not.
+
+        Raises:
+            SettingsError: the first one, sorted, with the nearest known name.
+        """
+        for name in sorted(self._given):
+            for key, item in sorted(self._given[name].items()):
+                if item.kind is not SourceKind.ENVIRONMENT:
+                    continue
+                model = self.catalogue.model(name)
+                if key not in model.model_fields:
+                    raise _unknown_key(name, key, item, model)
+
     def rows(self) -> tuple[SettingRow, ...]:
         """Every effective setting of every known section, sorted by key.
 

@@ -39,6 +39,7 @@ class Offer:
     work: Callable[[Any, int], Work | None] | None = None
     requires: tuple[str, ...] = ()
     untuned: str = ""
+    modules: tuple[str, ...] = ()
     is_graph_safe: bool = False
 
     def on(self, device: DeviceSpec) -> KernelCandidate:
@@ -53,6 +54,7 @@ class Offer:
             work=self.work or _as_the_op_needs,
             requires_software=self.requires,
             untuned=self.untuned,
+            modules=self.modules,
             leaf=self.leaf,
             weight_layout=f"{device.backend}.{self.op}.{self.implementation}",
             is_graph_safe=self.is_graph_safe,

@@ -164,6 +164,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         leaf=_leaf(op, device),
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
+        modules=(kernel_module(op),),
         is_graph_safe=True,
     )
 
@@ -194,6 +195,7 @@ def _native(op: str, device: DeviceSpec) -> Offer:
         leaf=_leaf(op, device),
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
+        modules=(kernel_module(op),),
         is_graph_safe=True,
     )
 
@@ -220,6 +222,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         work=work,
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
+        modules=(kernel_module(op),),
         is_graph_safe=True,
     )
 
@@ -249,5 +252,6 @@ def _weight_only(op: str, device: DeviceSpec) -> Offer:
         work=work,
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
+        modules=(kernel_module(op),),
         is_graph_safe=True,
     )

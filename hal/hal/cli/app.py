@@ -10,12 +10,12 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
-from hal.cli import devices, doctor, ops, plugin_new, settings, version
+from hal.cli import devices, diff, doctor, ops, plugin_new, settings, version
 from hal.cli.context import CliContext
 from hal.cli.output import print_error
 from hal.errors import PluginError, UsageError, UserError
 from hal.suggestions import did_you_mean
-from hal.variables import CONFIG_VARIABLE
+from hal.variables import CONFIG_VARIABLE, DEBUG_VARIABLE, PREFIX
 
 _USER_INTERRUPT_EXIT = 130
 
@@ -114,6 +114,15 @@ def _root(
     """Detect accelerators, plan how a model runs on them, serve it; nothing falls back silently."""
     if not isinstance(ctx.obj, CliContext):
         ctx.obj = _create_context(config, debug)
+    _check_variables(ctx.obj)
+
+
+def _check_variables(shared: CliContext) -> None:
+    """Whatever the command, also one that reads no setting: a `HAL_*` variable that nothing knows
+    is an error. Costs nothing where there is none. Raises SettingsError."""
+    own = (CONFIG_VARIABLE, DEBUG_VARIABLE)
+    if any(name.startswith(PREFIX) and name not in own for name in os.environ):
+        shared.settings.check_known_variables()
 
 
 def create_app() -> typer.Typer:
@@ -127,13 +136,14 @@ def create_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for module in (devices, doctor, ops, plugin_new, settings, version):
+    for module in (devices, diff, doctor, ops, plugin_new, settings, version):
         module.register(app)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run `hal`. Exit codes: 0 fine, 1 something found wrong, 2 a user's error, 130 interrupted."""
+    """Run `hal`. Exit codes: 0 fine, 1 something found wrong, 2 a user's error, 130 interrupted;
+    `hal diff` has more, see `hal.auditing.changes`."""
     # Vendors' torch extensions are loaded by their plug-ins, never by `import torch` itself.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hal.cli.context import CliContext, cli_context
-from hal.cli.output import print_json, print_table, print_text
+from hal.cli.output import print_json, print_table, print_text, print_variables
 from hal.errors import UsageError
 from hal.plugins.listing import list_plugins
 
@@ -49,11 +49,14 @@ def _doctor(
     """Probe every plug-in and load those with devices.
 
     Exit code 1 if one failed or was rejected, if software for hardware that is here is missing, if
-    two plug-ins claim one device, or if a check fails; else 0.
+    two plug-ins claim one device, or if a check fails; else 0. Variables of others that decide
+    something or make it slow are listed; they change no exit code.
     """
     if list_only:
         _list(as_json)
         return
+    from hal.auditing.foreign_variables import foreign_variables
+
     shared = cli_context(ctx)
     if host is not None:
         _look_at(shared, host, self_test)
@@ -62,6 +65,7 @@ def _doctor(
     missing = shared.survey.missing_dependencies()
     unclaimed = _unclaimed(shared, states)
     checks = _self_test(shared.backends) if self_test and conflict is None else []
+    variables = [] if host is not None else list(foreign_variables())
     is_healthy = (
         conflict is None
         and not missing
@@ -71,12 +75,17 @@ def _doctor(
     if as_json:
         print_json(
             _document(shared, states, conflict, checks)
-            | {"unclaimed": [asdict(item) for item in unclaimed], "healthy": is_healthy}
+            | {
+                "unclaimed": [asdict(item) for item in unclaimed],
+                "variables": [variable.model_dump() for variable in variables],
+                "healthy": is_healthy,
+            }
         )
     else:
         _print(shared.survey, states, conflict, verbose)
         _print_unclaimed(unclaimed)
         _print_checks(checks)
+        print_variables(variables)
         print_text("All is well." if is_healthy else "Something needs attention: see above.")
     if not is_healthy:
         raise typer.Exit(1)

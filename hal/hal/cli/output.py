@@ -1,11 +1,13 @@
 """How commands print: tables of at most 100 columns, JSON, errors. Colour on terminals only."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
 import traceback
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -17,6 +19,9 @@ from rich.text import Text
 from hal.errors import UserError
 from hal.visible_text import visible_json, visible_text
 
+if TYPE_CHECKING:
+    from hal.auditing.document import Variable
+
 MAX_COLUMNS = 100
 _PICTURE_COLUMNS = 140
 _STATUS_STYLES = {
@@ -25,6 +30,7 @@ _STATUS_STYLES = {
     "rejected": "yellow",
     "failed": "red",
     "shadowed": "yellow",
+    "slow": "yellow",
 }
 
 
@@ -72,6 +78,20 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(cell, style=_STATUS_STYLES.get(cell, "")) for cell in row))
     create_console().print(table)
+
+
+def print_variables(variables: Iterable[Variable]) -> None:
+    """Variables of others that are set, and what they do; nothing where there are none."""
+    rows = [
+        (
+            f"{variable.name}={variable.value}",
+            "slow" if variable.is_slow else "decides" if variable.changes_decision else "",
+            f"{variable.effect} ({variable.source})",
+        )
+        for variable in variables
+    ]
+    if rows:
+        print_table(("variable of others", "", "effect"), rows)
 
 
 def print_text(text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hal.cli.context import cli_context
-from hal.cli.output import print_json, print_table
+from hal.cli.output import print_json, print_table, print_variables
 
 
 def register(app: typer.Typer) -> None:
@@ -21,10 +21,12 @@ def _settings(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Every setting with its value and source; secrets are masked.
+    """Every setting with its value and source, then variables of others; secrets are masked.
 
     Sources, later ones win: defaults, configuration file, HAL_<SECTION>_<KEY>, options.
     """
+    from hal.auditing.foreign_variables import foreign_variables
+
     rows = cli_context(ctx).settings.rows()
     if changed:
         rows = tuple(row for row in rows if row.source != "default")
@@ -39,6 +41,15 @@ def _settings(
                 }
                 for row in rows
             ]
+            + [
+                {
+                    "key": f"${variable.name}",
+                    "value": variable.value,
+                    "source": f"environment, {variable.source}",
+                    "description": variable.effect,
+                }
+                for variable in foreign_variables()
+            ]
         )
         return
     print_table(
@@ -48,3 +59,4 @@ def _settings(
             for row in rows
         ],
     )
+    print_variables(foreign_variables())
