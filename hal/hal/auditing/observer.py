@@ -1,0 +1,448 @@
+"""The observer: what torch's modes saw, summed per op, arguments and place, for all threads.
+
+Each thread sums for itself, without locks; the sums become one `Trace` at the end. Nothing here
+calls torch in a way that changes the program: only facts of tensors are read.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from hal.auditing.document import Location
+from hal.auditing.observer_facts import ArgumentFacts, FactKey, FactReader
+from hal.auditing.observer_frames import FrameReader, Stack
+from hal.auditing.observer_ops import OpInfo
+from hal.auditing.observer_settings import SettingsReader
+from hal.auditing.observer_storages import StorageFacts, Storages
+from hal.auditing.observer_work import bytes_of, flops_of
+from hal.auditing.op_classes import FUSED_ATTENTION
+from hal.auditing.trace import Region
+
+_MAX_SEEN_CALLS: Final = 200_000
+_MAX_ENTRIES: Final = 50_000
+_MAX_TROUBLES: Final = 20
+_MAX_ERRORS: Final = 500
+_MAX_TEXT: Final = 500
+
+
+class FunctionEntry:
+    """All calls of a torch function with equal arguments from one place."""
+
+    __slots__ = ("arguments", "calls", "leaves", "module", "name", "settings", "stack", "time_ns")
+
+    def __init__(self, name: str, arguments: Any, stack: Stack, settings: Any, module: str) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.stack = stack
+        self.settings = settings
+        self.module = module
+        self.leaves: Counter[str] = Counter()
+        self.calls = 0
+        self.time_ns = 0
+
+
+class OpEntry:
+    """All calls of an op with equal arguments from one place, within one function call."""
+
+    __slots__ = (
+        "bytes",
+        "calls",
+        "flops",
+        "function",
+        "inputs",
+        "name",
+        "op_class",
+        "outputs",
+        "region",
+        "repeats",
+        "shared_inputs",
+        "stack",
+        "time_ns",
+        "values",
+    )
+
+    def __init__(
+        self,
+        info: OpInfo,
+        inputs: tuple[FactKey, ...],
+        outputs: tuple[FactKey, ...],
+        values: tuple[tuple[str, Any], ...],
+        stack: Stack,
+        region: Region,
+        function: FunctionEntry | None,
+    ) -> None:
+        self.name = info.name
+        self.op_class = info.op_class
+        self.inputs = inputs
+        self.outputs = outputs
+        self.values = values
+        self.stack = stack
+        self.region = region
+        self.function = function
+        self.calls = 0
+        self.time_ns = 0
+        self.flops = 0.0
+        self.bytes = 0.0
+        self.repeats = 0
+        self.shared_inputs = 0
+
+
+class FunctionFrame:
+    """A torch function that is running."""
+
+    __slots__ = (
+        "args",
+        "children_ns",
+        "entry",
+        "func",
+        "kwargs",
+        "num_fused",
+        "num_ops",
+        "stack",
+    )
+
+    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.entry: FunctionEntry | None = None
+        self.stack: tuple[Stack, Region] | None = None
+        self.children_ns = 0
+        self.num_fused = 0
+        self.num_ops = 0
+
+
+class ThreadSums:
+    """What one thread did. inner_ns: time of nested ops within the op that runs, with what
+    observing them took. overhead_ns: what observing took in all. is_busy: the observer itself calls
+    torch, which nobody counts."""
+
+    __slots__ = (
+        "frames",
+        "functions",
+        "inner_ns",
+        "is_busy",
+        "is_inside_dynamo",
+        "last_error",
+        "last_storage",
+        "name",
+        "num_calls",
+        "ops",
+        "overhead_ns",
+        "script_depth",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ops: dict[Any, OpEntry] = {}
+        self.functions: dict[Any, FunctionEntry] = {}
+        self.frames: list[FunctionFrame] = []
+        self.last_storage: dict[Any, int] = {}
+        self.inner_ns = 0
+        self.overhead_ns = 0
+        self.num_calls = 0
+        self.script_depth = 0
+        self.is_busy = False
+        self.is_inside_dynamo = False
+        self.last_error = 0
+
+
+class Observer:
+    """Sums of all threads of this process. `is_active` false: the modes pass everything on."""
+
+    def __init__(self, frames: FrameReader) -> None:
+        self.is_active = False
+        self.frames = frames
+        self.storages = Storages()
+        self.facts = FactReader(self.storages)
+        self.settings = SettingsReader()
+        self.threads: list[ThreadSums] = []
+        self.troubles: Counter[str] = Counter()
+        self.errors: Counter[tuple[str, str, str, Location | None]] = Counter()
+        self.rank: int | None = None
+        self.on_module: Any = None  # told of the outermost nn.Module around a new entry
+        self._local = threading.local()
+        self._infos: dict[Any, OpInfo] = {}
+        self._seen_calls: dict[int, None] = {}
+
+    def sums(self) -> ThreadSums:
+        """The sums of the calling thread."""
+        try:
+            found: ThreadSums = self._local.sums
+        except AttributeError:
+            found = self._local.sums = ThreadSums(threading.current_thread().name)
+            self.threads.append(found)
+        return found
+
+    def info(self, func: Any) -> OpInfo:
+        """What is known of an op overload or a higher-order op."""
+        found = self._infos.get(func)
+        if found is None:
+            found = self._infos[func] = OpInfo(func)
+        return found
+
+    def forget(self) -> None:
+        """After a fork: what was counted until now is the parent's."""
+        self.threads.clear()
+        self.errors.clear()
+        self.troubles.clear()
+        self.rank = None
+        self._local = threading.local()
+
+    def trouble(self, error: Exception) -> None:
+        """An error of the observer's own: the program goes on, the report says so."""
+        if len(self.troubles) < _MAX_TROUBLES:
+            self.troubles[f"{type(error).__name__}: {error}"[:200]] += 1
+
+    def before(self, info: OpInfo, args: Any, kwargs: Any) -> ArgumentFacts:
+        """Facts of the arguments, taken before the op can change them."""
+        return self.facts.read(info, args, kwargs)
+
+    def record(
+        self,
+        sums: ThreadSums,
+        info: OpInfo,
+        before: ArgumentFacts,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        self_ns: int,
+        frame: FrameType | None,
+    ) -> None:
+        """Counts one call that returned."""
+        sums.num_calls += 1
+        outer = sums.frames[-1] if sums.frames else None
+        stack, region = self._place(outer, frame)
+        if sums.script_depth:
+            region = "script"
+        function = self._function(sums, outer, stack, frame)
+        if info.is_view:
+            key: Any = (info, stack, function)
+        else:
+            key = (info, before.keys, before.values, stack, function, region)
+        entry = sums.ops.get(key)
+        outputs = self.facts.tensors_of(result)
+        if not info.is_view:
+            self._trace_origins(info, before, outputs)
+        if entry is None:
+            entry = self._new_entry(
+                sums, key, info, before, outputs, (stack, region, function), args, kwargs, result
+            )
+            self._announce_module(frame)
+        entry.calls += 1
+        entry.time_ns += self_ns
+        if before.identity is not None and self._is_repeat(before.identity):
+            entry.repeats += 1
+        if before.first_variable is not None and not info.is_view:
+            place = (info, stack)
+            if sums.last_storage.get(place) == before.first_variable:
+                entry.shared_inputs += 1
+            sums.last_storage[place] = before.first_variable
+        self._count_in_functions(sums, info, self_ns, frame)
+
+    def enter(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any) -> FunctionFrame:
+        """A torch function of the program begins."""
+        frame = FunctionFrame(func, args, kwargs)
+        sums.frames.append(frame)
+        return frame
+
+    def _count_in_functions(
+        self, sums: ThreadSums, info: OpInfo, self_ns: int, frame: FrameType | None
+    ) -> None:
+        is_fused = info.name in FUSED_ATTENTION
+        for running in sums.frames:
+            running.children_ns += self_ns
+            if info.is_view:
+                continue
+            running.num_ops += 1
+            running.num_fused += is_fused
+            stack, _ = self._place(running, frame)
+            entry = self._function(sums, running, stack, frame)
+            if entry is not None:
+                entry.leaves[info.name] += 1
+
+    def leave(
+        self,
+        sums: ThreadSums,
+        running: FunctionFrame,
+        total_ns: int,
+        result: Any,
+        frame: FrameType | None,
+    ) -> None:
+        """It ended. total_ns: its time without that of observing. A private function in which
+        nothing ran is torch's own bookkeeping."""
+        if running.entry is None and self.facts.function_name(running.func).startswith("_"):
+            return
+        stack, region = self._place(running, frame)
+        entry = self._function(sums, running, stack, frame)
+        if entry is None:
+            return
+        entry.calls += 1
+        entry.time_ns += total_ns
+        is_math = running.num_ops and not running.num_fused
+        if is_math and entry.name == "scaled_dot_product_attention" and region == "eager":
+            self._note_math(sums, running, entry, result, max(total_ns - running.children_ns, 0))
+
+    def _note_math(
+        self,
+        sums: ThreadSums,
+        running: FunctionFrame,
+        entry: FunctionEntry,
+        result: Any,
+        self_ns: int,
+    ) -> None:
+        """Above autograd torch's math path shows its parts only: the whole is added, with the time
+        that none of them took."""
+        info = self.info(torch.ops.aten._scaled_dot_product_attention_math.default)
+        inputs = tuple(value[1] for _, value in entry.arguments if value[0] == "tensor")
+        values = tuple((name, value[1]) for name, value in entry.arguments if value[0] == "value")
+        key = (info, entry)
+        found = sums.ops.get(key)
+        if found is None:
+            outputs = tuple(self.facts.key(tensor)[0] for tensor in self.facts.tensors_of(result))
+            found = OpEntry(info, inputs, outputs, values, entry.stack, "eager", entry)
+            sums.ops[key] = found
+        found.calls += 1
+        found.time_ns += self_ns
+        entry.leaves[info.name] += 1
+        for outer in sums.frames[:-1]:
+            outer.num_fused += 1
+            if outer.entry is not None:
+                outer.entry.leaves[info.name] += 1
+
+    def note_error(self, error: BaseException, raised_by: str, frame: FrameType | None) -> None:
+        """An error leaves a call of torch. Whether the program caught it shows at the end."""
+        sums = self.sums()
+        if not isinstance(error, Exception) or sums.last_error == id(error):
+            return
+        sums.last_error = id(error)
+        place = self.frames.program_location(frame)
+        key = (type(error).__name__, str(error)[:_MAX_TEXT], raised_by, place)
+        if key in self.errors or len(self.errors) < _MAX_ERRORS:
+            self.errors[key] += 1
+
+    def _place(self, outer: FunctionFrame | None, frame: FrameType | None) -> tuple[Stack, Region]:
+        if outer is None:
+            return self.frames.stack(frame)
+        if outer.stack is None:
+            outer.stack = self.frames.stack(frame)
+        return outer.stack
+
+    def _function(
+        self,
+        sums: ThreadSums,
+        outer: FunctionFrame | None,
+        stack: Stack,
+        frame: FrameType | None,
+    ) -> FunctionEntry | None:
+        """The entry of the function that runs, made at its first op."""
+        if outer is None:
+            return None
+        if outer.entry is None:
+            name, arguments = self.facts.arguments_of(outer.func, outer.args, outer.kwargs)
+            settings = self.settings.current()
+            key = (name, arguments, stack, settings)
+            entry = sums.functions.get(key)
+            if entry is None:
+                if len(sums.functions) >= _MAX_ENTRIES:
+                    key = (name, None, stack, None)
+                    entry = sums.functions.get(key)
+                if entry is None:
+                    arguments = self.facts.with_patterns(outer.func, name, outer, arguments)
+                    module = self._module_name(frame)
+                    entry = FunctionEntry(name, arguments, stack, settings, module)
+                    sums.functions[key] = entry
+            outer.entry = entry
+        return outer.entry
+
+    def _new_entry(
+        self,
+        sums: ThreadSums,
+        key: Any,
+        info: OpInfo,
+        before: ArgumentFacts,
+        outputs: list[torch.Tensor],
+        place: tuple[Stack, Region, FunctionEntry | None],
+        args: Any,
+        kwargs: Any,
+        result: Any,
+    ) -> OpEntry:
+        stack, region, function = place
+        if len(sums.ops) >= _MAX_ENTRIES:
+            key = (info, stack, function, "folded")
+            found = sums.ops.get(key)
+            if found is not None:
+                return found
+        facts = tuple(self.facts.key(tensor)[0] for tensor in outputs)
+        entry = OpEntry(info, before.keys, facts, before.values, stack, region, function)
+        if not info.is_view:
+            entry.flops = flops_of(info.func, info.name, args, kwargs, result)
+            entry.bytes = bytes_of(
+                [*before.tensors, *outputs],
+                is_gather=info.is_gather,
+                num_inputs=len(before.tensors),
+            )
+        if info.is_collective and self.rank is None:
+            self.rank = _rank()
+        sums.ops[key] = entry
+        return entry
+
+    def _trace_origins(
+        self, info: OpInfo, before: ArgumentFacts, outputs: list[torch.Tensor]
+    ) -> None:
+        sources: list[StorageFacts] = before.storages
+        written = {facts.uid for facts in before.written}
+        for facts in before.written:
+            self.storages.note_write(
+                facts, sources, carries=info.carries, constant=not info.is_random
+            )
+        for tensor in outputs:
+            facts = self.storages.of(tensor)
+            if facts is None or facts.uid in written:
+                continue
+            if any(facts is source for source in sources):
+                continue  # the input itself, or a view of it
+            self.storages.note_result(
+                tensor, sources, carries=info.carries, constant=info.makes_constants
+            )
+
+    def _is_repeat(self, identity: int) -> bool:
+        seen = self._seen_calls
+        if identity in seen:
+            return True
+        if len(seen) >= _MAX_SEEN_CALLS:
+            for old in list(seen)[: _MAX_SEEN_CALLS // 2]:
+                seen.pop(old, None)
+        seen[identity] = None
+        return False
+
+    def _module_name(self, frame: FrameType | None) -> str:
+        modules = self.frames.modules(frame)
+        if not modules:
+            return ""
+        self._announce(modules[-1])
+        name = next((n for n, m in modules[-1].named_modules() if m is modules[0]), "")
+        kind = type(modules[0]).__name__
+        return f"{name} ({kind})" if name else kind
+
+    def _announce_module(self, frame: FrameType | None) -> None:
+        modules = self.frames.modules(frame)
+        if modules:
+            self._announce(modules[-1])
+
+    def _announce(self, module: Any) -> None:
+        if self.on_module is not None:
+            self.on_module(module)
+
+
+def _rank() -> int | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return None

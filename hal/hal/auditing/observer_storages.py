@@ -1,0 +1,144 @@
+"""Where tensors come from: dtypes and devices that a memory's contents were made from.
+
+Kept per untyped storage. A weak reference of torch's own keeps the address of a storage from being
+used again while it is known here, without keeping its memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+_SWEEP_AT: Final = 4096
+_EMPTY: Final[frozenset[str]] = frozenset()
+
+
+class StorageFacts:
+    """One memory. uid: its number in this audit. version: how often seen ops wrote to it."""
+
+    __slots__ = ("devices", "dtypes", "is_constant", "reference", "uid", "version")
+
+    def __init__(self, uid: int, reference: Any, is_constant: bool) -> None:
+        self.uid = uid
+        self.reference = reference
+        self.is_constant = is_constant
+        self.dtypes: frozenset[str] = _EMPTY
+        self.devices: frozenset[str] = _EMPTY
+        self.version = 0
+
+
+class Storages:
+    """All memories that an audit has seen and that are still there."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, StorageFacts] = {}
+        self._lock = threading.Lock()
+        self._next_uid = 0
+        self._sweep_at = _SWEEP_AT
+        self._names: dict[Any, str] = {}
+
+    def note_existing(self) -> None:
+        """Marks the memory of every tensor that there is now as older than the audit."""
+        self.note_constants(
+            thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)
+        )
+
+    def note_constants(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Marks tensors (parameters, buffers) as constant, unless an op has written to them."""
+        for tensor in tensors:
+            facts = self.of(tensor)
+            if facts is not None and facts.version == 0 and not tensor.grad_fn:
+                facts.is_constant = True
+
+    def of(self, tensor: torch.Tensor) -> StorageFacts | None:
+        """What is known of a tensor's memory; None for one that has none (sparse, a wrapper)."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError, ReferenceError):
+            return None
+        known = self._facts.get(storage._cdata)
+        return known if known is not None else self._add(tensor, storage)
+
+    def _add(self, tensor: torch.Tensor, storage: Any) -> StorageFacts:
+        with self._lock:
+            key = storage._cdata
+            known = self._facts.get(key)
+            if known is not None:
+                return known
+            if len(self._facts) >= self._sweep_at:
+                self._sweep()
+            self._next_uid += 1
+            facts = StorageFacts(
+                self._next_uid, storage._weak_ref(), isinstance(tensor, torch.nn.Parameter)
+            )
+            self._facts[key] = facts
+            return facts
+
+    def _sweep(self) -> None:
+        """Forgets what has been freed; addresses may be used again from here on."""
+        expired = torch.UntypedStorage._expired
+        gone = [key for key, facts in self._facts.items() if expired(facts.reference)]
+        for key in gone:
+            torch.UntypedStorage._free_weak_ref(self._facts.pop(key).reference)
+        self._sweep_at = max(_SWEEP_AT, 2 * len(self._facts))
+
+    def close(self) -> None:
+        """Gives all weak references back."""
+        with self._lock:
+            for facts in self._facts.values():
+                torch.UntypedStorage._free_weak_ref(facts.reference)
+            self._facts.clear()
+
+    def dtype_name(self, value: Any) -> str:
+        """ "float32" of torch.float32."""
+        name = self._names.get(value)
+        if name is None:
+            name = self._names[value] = str(value).removeprefix("torch.")
+        return name
+
+    def origins(self, tensor: torch.Tensor, facts: StorageFacts) -> frozenset[str]:
+        """dtypes that the tensor was made from, its own included."""
+        name = self.dtype_name(tensor.dtype)
+        if name not in facts.dtypes:
+            facts.dtypes |= {name}
+        return facts.dtypes
+
+    def origin_devices(self, tensor: torch.Tensor, facts: StorageFacts) -> frozenset[str]:
+        """device types that the tensor was made from, its own included."""
+        name = tensor.device.type
+        if name not in facts.devices:
+            facts.devices |= {name}
+        return facts.devices
+
+    def note_result(
+        self, result: torch.Tensor, sources: list[StorageFacts], *, carries: bool, constant: bool
+    ) -> StorageFacts | None:
+        """A new memory that an op made. carries: its values are those of the inputs, in another
+        form, so that their origins are its origins."""
+        facts = self.of(result)
+        if facts is None:
+            return None
+        facts.is_constant = constant and all(source.is_constant for source in sources)
+        if carries:
+            for source in sources:
+                facts.dtypes |= source.dtypes
+                facts.devices |= source.devices
+        return facts
+
+    def note_write(
+        self, facts: StorageFacts, sources: list[StorageFacts], *, carries: bool, constant: bool
+    ) -> None:
+        """An op wrote into a memory."""
+        facts.version += 1
+        others = [source for source in sources if source is not facts]
+        facts.is_constant = (
+            facts.is_constant and constant and all(source.is_constant for source in others)
+        )
+        if carries:
+            for source in others:
+                facts.dtypes |= source.dtypes
+                facts.devices |= source.devices

@@ -1,0 +1,139 @@
+"""`hal.audit()`: the audit of a piece of any PyTorch program, and the report that it fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from hal.auditing.gates import GateClass
+from hal.auditing.session import Mode, Session
+from hal.errors import AuditError
+
+if TYPE_CHECKING:
+    from hal.auditing.document import AuditReport, Finding
+    from hal.auditing.trace import Trace
+    from hal.device import DeviceSpec
+
+_MAX_NAMED = 10
+
+
+class audit:  # a context manager, named as it is used
+    """Observes the PyTorch program within a `with` block, unchanged, and judges it at its end.
+
+    After the block `result` is the report, `findings` its findings and `trace` what was observed.
+
+    Args:
+        mode: "full" sees every op and is slow; "light" observes whole steps now and then.
+        fail_on: classes of findings that raise AuditError at the end of the block.
+        device: what findings and rooflines judge by; by default only what is seen of tensors.
+        subject: what the report calls the program.
+
+    Raises:
+        AuditError: another audit runs in this process, or the gate failed.
+    """
+
+    def __init__(
+        self,
+        mode: Mode = "full",
+        fail_on: Iterable[str | GateClass] = (),
+        device: DeviceSpec | None = None,
+        subject: str = "a block of a program",
+    ) -> None:
+        if mode not in ("full", "light"):
+            raise AuditError("hal.audit", 'mode "full" or "light"', repr(mode), "correct it")
+        self.subject = subject
+        self._fail_on = read_classes(fail_on)
+        self._device = device
+        self._session = Session(mode)
+        self._result: AuditReport | None = None
+        self._trace: Trace | None = None
+
+    def __enter__(self) -> Self:
+        self._session.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        from hal.auditing.program_report import create_report
+
+        self._trace = self._session.stop(ending=error)
+        self._result = create_report(
+            self._trace,
+            subject=self.subject,
+            mode=self._session.mode,
+            device=self._device,
+            notes=self._session.notes,
+        )
+        if error is None and self._fail_on:
+            check_gate(self._result, self._fail_on)
+
+    @property
+    def result(self) -> AuditReport:
+        """The report. Raises AuditError before the block has ended."""
+        if self._result is None:
+            raise _unfinished()
+        return self._result
+
+    @property
+    def trace(self) -> Trace:
+        """What was observed. Raises AuditError before the block has ended."""
+        if self._trace is None:
+            raise _unfinished()
+        return self._trace
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings of the report. Raises AuditError before the block has ended."""
+        return self.result.findings
+
+
+def read_classes(words: Iterable[str | GateClass]) -> frozenset[GateClass]:
+    """Gate classes of their names; one string is a comma-separated list.
+
+    Raises:
+        AuditError: an unknown class.
+    """
+    if isinstance(words, str):
+        words = [word for word in words.split(",") if word]
+    found = set()
+    for word in words:
+        try:
+            found.add(GateClass(word))
+        except ValueError as error:
+            known = ", ".join(gate.value for gate in GateClass)
+            raise AuditError(
+                "hal.audit", f"classes of findings: {known}", repr(word), ""
+            ) from error
+    return frozenset(found)
+
+
+def check_gate(report: AuditReport, fail_on: frozenset[GateClass]) -> None:
+    """Raises AuditError if a finding fails the gate."""
+    from hal.auditing.gate import gated_findings
+
+    failed = gated_findings(report, fail_on)
+    if not failed:
+        return
+    lines = [f"{f.title} at {f.where or 'an unknown place'} ({f.rule})" for f in failed]
+    more = len(lines) - _MAX_NAMED
+    shown = "; ".join(lines[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
+    raise AuditError(
+        f"audit of {report.subject}",
+        f"no finding of {', '.join(sorted(fail_on))}",
+        shown,
+        failed[0].remedy or "see the report",
+    )
+
+
+def _unfinished() -> AuditError:
+    return AuditError(
+        "hal.audit",
+        "the end of the block",
+        "a block that is still running",
+        "read the report after the `with` block",
+    )

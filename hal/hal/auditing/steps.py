@@ -1,0 +1,136 @@
+"""Steps of a program: calls of its outermost nn.Modules; and which steps the light mode observes.
+
+Modules are counted by their class's `__call__`, set when the first op within one was seen. Hooks
+would be slower in every module, and dynamo would trace into them. The light mode observes whole
+cycles, from one call of an outermost module to the next call of it, so that what a program does
+between two steps is seen too; a cycle is observed while observing has taken less than a fixed
+share of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final
+
+import torch
+
+LIGHT_SHARE: Final = 0.02
+"""What observing may add to the running time in light mode."""
+_FIRST_CYCLES: Final = 2
+_set_eval_frame: Final = torch._C._dynamo.eval_frame.set_eval_frame
+_UNSEEN: Final = 1.6
+"""Observing takes so much more than the observer can measure of itself: torch calls it."""
+
+
+class _Sampling:
+    """Of one thread. owner: the module whose call began the cycle that is observed."""
+
+    __slots__ = ("begin_ns", "num_observed", "owner")
+
+    def __init__(self, owner: int) -> None:
+        self.begin_ns = perf_counter_ns()
+        self.owner: int | None = owner
+        self.num_observed = 1
+
+
+class StepWatch:
+    """Counts calls; in light mode it turns the observation of the calling thread on and off."""
+
+    def __init__(
+        self,
+        on: Callable[[], None],
+        off: Callable[[], None],
+        spent_ns: Callable[[], int],
+        *,
+        is_light: bool,
+    ) -> None:
+        """on, off: of the calling thread. spent_ns: what observing it has taken so far."""
+        self._on = on
+        self._off = off
+        self._spent_ns = spent_ns
+        self._is_light = is_light
+        self._local = threading.local()
+        self._classes: dict[type, tuple[bool, Any]] = {}
+        self._lock = threading.Lock()
+        self.num_calls: dict[int, int] = {}
+        self.num_cycles = 0
+        self.num_observed = 0
+
+    @property
+    def steps(self) -> int:
+        """Calls of the outermost module that was called most often."""
+        return max(self.num_calls.values(), default=0)
+
+    def found_module(self, module: Any) -> None:
+        """An op ran within this outermost module: from now on its calls are counted."""
+        kind = type(module)
+        with self._lock:
+            if kind in self._classes:
+                return
+            self._classes[kind] = ("__call__" in vars(kind), kind.__call__)
+            kind.__call__ = self._counting(kind.__call__)
+        self._begin(module)  # the call that is running
+
+    def forget(self) -> None:
+        """After a fork: counts anew."""
+        self.num_calls.clear()
+        self.num_cycles = self.num_observed = 0
+
+    def restore(self) -> None:
+        """The classes as they were."""
+        for kind, (is_own, original) in self._classes.items():
+            if is_own:
+                kind.__call__ = original  # type: ignore[assignment]
+            else:
+                del kind.__call__
+        self._classes.clear()
+
+    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        local = self._local
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(local, "is_inside", False):
+                return original(module, *args, **kwargs)
+            local.is_inside = True
+            # Called within a compiled function, nothing that happens here is dynamo's to compile.
+            callback = _set_eval_frame(None)
+            try:
+                self._begin(module)
+            finally:
+                _set_eval_frame(callback)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                local.is_inside = False
+
+        return __call__
+
+    def _begin(self, module: Any) -> None:
+        key = id(module)
+        self.num_calls[key] = self.num_calls.get(key, 0) + 1
+        if self._is_light:
+            self._sample(key)
+
+    def _sample(self, key: int) -> None:
+        """Light mode: ends the cycle that is observed, and begins one if it can be afforded."""
+        state: _Sampling | None = getattr(self._local, "sampling", None)
+        self.num_cycles += 1
+        if state is None:  # what this thread did until now was observed
+            self._local.sampling = _Sampling(key)
+            self.num_observed += 1
+            return
+        if state.owner is not None and state.owner != key:
+            return
+        elapsed = perf_counter_ns() - state.begin_ns
+        wants = state.num_observed < _FIRST_CYCLES
+        wants = wants or self._spent_ns() * _UNSEEN < LIGHT_SHARE * elapsed
+        if wants:
+            state.num_observed += 1
+            self.num_observed += 1
+            if state.owner is None:
+                self._on()
+        elif state.owner is not None:
+            self._off()
+        state.owner = key if wants else None

@@ -1,0 +1,272 @@
+"""Torch's two modes that observe a program: one sees the torch functions that it calls, one the ops
+of the dispatcher that really run.
+
+Neither changes an argument or a result. Three things keep them out of the program's way:
+- The dispatch mode says that it ignores what the compiler does, so that compiled functions stay
+  compiled; the function mode is taken off while a compiled function runs (`torch_modes_compile`).
+- Below autograd (inference mode) an op made of others arrives whole; its own kernel is run with the
+  mode on, so that the same parts run and are seen.
+- Tensor subclasses with a dispatch of their own come first: their plain ops are seen, not theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter_ns
+from types import FrameType, FunctionType
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hal.auditing.observer import FunctionFrame, Observer, ThreadSums
+from hal.auditing.observer_ops import OpInfo
+
+_C: Final = torch._C
+_redispatch: Final = getattr(torch.overrides, "redispatch_function", None)
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_COMPOSITE: Final = _C.DispatchKey.CompositeImplicitAutograd
+_set_eval_frame: Final = _C._dynamo.eval_frame.set_eval_frame
+_BELOW_PYTHON: Final = _C._dispatch_keyset_full_after(_C.DispatchKey.Python)
+
+
+class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Sees every op of the dispatcher in the threads that it is pushed in."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, observer: Observer, functions: ObservedFunctions) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self._observer = observer
+        self._functions = functions
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leaves `torch.compile` at work: without it compiled functions would run as Python."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would wrap the method in `torch._disable_dynamo`, which imports the compiler into
+        # every program. The handler is skipped by its code instead (`torch_modes_compile`).
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        observer = self._observer
+        if not observer.is_active:
+            return func(*args, **kwargs)
+        if types and not _PLAIN.issuperset(types):
+            return _with_subclass(func, types, args, kwargs)
+        sums = observer.sums()
+        if sums.is_busy:
+            return func(*args, **kwargs)
+        entry_ns = perf_counter_ns()
+        had_functions = _take_off(self._functions)
+        callback = _set_eval_frame(None) if sums.is_inside_dynamo else None
+        try:
+            return self._observe(sums, func, args, kwargs, entry_ns)
+        finally:
+            if callback is not None:
+                _set_eval_frame(callback)
+            if had_functions:
+                _C._push_on_torch_function_stack(self._functions)
+
+    def _observe(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any, entry_ns: int) -> Any:
+        observer = self._observer
+        info = observer.info(func)
+        if info.is_composite and not info.is_shown_whole:
+            return self._run_parts(info, args, kwargs)
+        try:
+            before = observer.before(info, args, kwargs)
+            is_counted = not any(tensor.device.type == "meta" for tensor in before.tensors)
+        except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
+            observer.trouble(error)
+            return func(*args, **kwargs)
+        outer_ns, sums.inner_ns = sums.inner_ns, 0
+        start_ns = perf_counter_ns()
+        try:
+            result = self._run(info, args, kwargs, before.tensors)
+        except BaseException as error:
+            sums.inner_ns = outer_ns + perf_counter_ns() - entry_ns
+            observer.note_error(error, info.name, sys._getframe(2))
+            raise
+        run_ns = perf_counter_ns() - start_ns
+        inner_ns = sums.inner_ns
+        if is_counted:
+            try:
+                observer.record(
+                    sums,
+                    info,
+                    before,
+                    args,
+                    kwargs,
+                    result,
+                    max(run_ns - inner_ns, 0),
+                    sys._getframe(2),
+                )
+            except Exception as error:  # noqa: BLE001  # as above
+                observer.trouble(error)
+        total_ns = perf_counter_ns() - entry_ns
+        sums.inner_ns = outer_ns + total_ns
+        sums.overhead_ns += total_ns - run_ns
+        return result
+
+    def _run(self, info: OpInfo, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """The op itself; with the mode on inside an op of an extension, and inside one that is
+        shown whole although it has parts."""
+        if info.is_composite:
+            return self._run_parts(info, args, kwargs)
+        if not info.is_foreign or not tensors:
+            return info.func(*args, **kwargs)
+        keys = _C._dispatch_keys(tensors[0])
+        for tensor in tensors[1:]:
+            keys = keys | _C._dispatch_keys(tensor)
+        keys = keys & _BELOW_PYTHON
+        _C._push_on_torch_dispatch_stack(self)
+        try:
+            return info.func.redispatch(keys, *args, **kwargs)
+        finally:
+            _pop_dispatch(self)
+
+    def _run_parts(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
+        """The kernel that the dispatcher itself would run, with the mode on for its parts."""
+        _C._push_on_torch_dispatch_stack(self)
+        try:
+            return info.func._op_dk(_COMPOSITE, *args, **kwargs)
+        finally:
+            _pop_dispatch(self)
+
+
+class ObservedFunctions(TorchFunctionMode):
+    """Sees the torch functions that a program calls, with their arguments."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        observer = self._observer
+        if not observer.is_active or not observer.facts.function_name(func):
+            return func(*args, **kwargs)
+        sums = observer.sums()
+        if sums.is_busy:
+            return func(*args, **kwargs)
+        frame = observer.enter(sums, func, args, kwargs)
+        overhead_ns = sums.overhead_ns
+        start_ns = perf_counter_ns()
+        try:
+            result = self._call(func, types, args, kwargs)
+        except BaseException as error:
+            sums.frames.pop()
+            observer.note_error(error, observer.facts.function_name(func), sys._getframe(1))
+            raise
+        total_ns = perf_counter_ns() - start_ns - (sums.overhead_ns - overhead_ns)
+        self._leave(sums, frame, max(total_ns, 0), result, sys._getframe(1))
+        return result
+
+    def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The function; torch functions that are Python call others, which are seen as well unless
+        a subclass has its own idea of the function."""
+        if _redispatch is None or types or type(func) is not FunctionType:
+            return func(*args, **kwargs)
+        _C._push_on_torch_function_stack(self)
+        try:
+            return _redispatch(func, types, args, kwargs)
+        finally:
+            _pop_function(self)
+
+    def _leave(
+        self, sums: ThreadSums, frame: FunctionFrame, total_ns: int, result: Any, python: FrameType
+    ) -> None:
+        begin_ns = perf_counter_ns()
+        sums.is_busy = True
+        had_functions = _take_off(self)
+        try:
+            self._observer.leave(sums, frame, total_ns, result, python)
+        except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
+            self._observer.trouble(error)
+        finally:
+            if had_functions:
+                _C._push_on_torch_function_stack(self)
+            sums.is_busy = False
+            sums.frames.pop()
+            sums.overhead_ns += perf_counter_ns() - begin_ns
+
+
+def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Fake tensors compute nothing: passed on. Other subclasses handle the op themselves, and the
+    plain ops that they make of it come back here."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if any(issubclass(kind, FakeTensor) for kind in types):
+        return func(*args, **kwargs)
+    return NotImplemented
+
+
+def push_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:
+    """Both modes on, in this thread. Not by `with`: torch's own flags for that are of the process,
+    and threads that begin and end in another order would leave them wrong."""
+    _C._push_on_torch_dispatch_stack(ops)
+    _C._push_on_torch_function_stack(functions)
+
+
+def pop_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:
+    """Both off again, wherever they are among the program's own."""
+    take_function_mode(functions)
+    above: list[Any] = []
+    while _C._len_torch_dispatch_stack():
+        mode = _C._get_dispatch_stack_at(_C._len_torch_dispatch_stack() - 1)
+        _pop_any_dispatch(mode)
+        if mode is ops:
+            break
+        above.append(mode)
+    for mode in reversed(above):
+        _C._push_on_torch_dispatch_stack(mode)
+
+
+def take_function_mode(functions: ObservedFunctions) -> int | None:
+    """Takes the function mode off; its position from the bottom, or None if it was not on."""
+    size = _C._len_torch_function_stack()
+    position = next((i for i in range(size) if _C._get_function_stack_at(i) is functions), None)
+    if position is None:
+        return None
+    above = [_C._pop_torch_function_stack() for _ in range(size - position)]
+    for mode in reversed(above[:-1]):
+        _C._push_on_torch_function_stack(mode)
+    return position
+
+
+def put_function_mode(functions: ObservedFunctions, position: int) -> None:
+    """Puts the function mode back where it was."""
+    size = _C._len_torch_function_stack()
+    above = [_C._pop_torch_function_stack() for _ in range(max(size - position, 0))]
+    for mode in (functions, *reversed(above)):
+        _C._push_on_torch_function_stack(mode)
+
+
+def _take_off(functions: ObservedFunctions) -> bool:
+    """Takes the function mode off if it is the uppermost, so that reading a tensor's facts does not
+    come back as calls of torch functions."""
+    size = _C._len_torch_function_stack()
+    if size and _C._get_function_stack_at(size - 1) is functions:
+        _C._pop_torch_function_stack()
+        return True
+    return False
+
+
+def _pop_function(functions: ObservedFunctions) -> None:
+    if not _take_off(functions):
+        take_function_mode(functions)
+
+
+def _pop_dispatch(ops: ObservedOps) -> None:
+    size = _C._len_torch_dispatch_stack()
+    if size and _C._get_dispatch_stack_at(size - 1) is ops:
+        _C._pop_torch_dispatch_stack(None)
+
+
+def _pop_any_dispatch(mode: Any) -> None:
+    _C._pop_torch_dispatch_stack(getattr(mode, "_mode_key", None))
