@@ -1,0 +1,182 @@
+"""The heat map: where in the model, or in the program, which tier ran.
+
+Of a model, columns are layers and rows the call sites of a layer, by phase. Of a program, columns
+are op families and rows source lines, those that take most time first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from markupsafe import Markup
+
+from hal.auditing.document import AuditReport, Row
+from hal.auditing.html.places import place_of, short_site, site_pattern, tokens_text
+from hal.auditing.html.quantities import count, duration, share
+from hal.auditing.html.shown_text import tooltip
+from hal.auditing.html.tier_marks import TierMark, row_mark
+
+MAX_LINES: Final = 60
+"""Rows of a program's map; the table has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """column: its number. span: how many columns it lies over. filter: text that leaves only its
+    rows in the table of rows."""
+
+    column: int
+    span: int
+    mark: TierMark
+    text: str
+    title: Markup
+    filter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the map. cells: in order of columns, None where nothing is."""
+
+    label: str
+    detail: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Lines under one heading, a phase. heading: "" where there is but one."""
+
+    heading: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """columns: heads, in order. is_dense: cells have a letter, not a word. num_hidden: lines of a
+    program that are not drawn."""
+
+    axis: str
+    columns: tuple[str, ...]
+    bands: tuple[Band, ...]
+    is_dense: bool
+    num_hidden: int = 0
+
+
+def heat_map(report: AuditReport, whole_us: float | None) -> HeatMap | None:
+    """The map of a report; None where there is nothing to draw. whole_us: what shares are of."""
+    if any(row.layer is not None for row in report.rows):
+        return _by_layer(report.rows, whole_us)
+    return _by_line(report.rows, whole_us) if report.rows else None
+
+
+def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
+    layers = sorted({row.layer for row in rows if row.layer is not None})
+    phases: dict[str, dict[tuple[str, bool], list[Row]]] = {}
+    for row in rows:
+        key = (site_pattern(row.site, row.layer) or row.op, row.layer is not None)
+        phases.setdefault(row.phase, {}).setdefault(key, []).append(row)
+    bands = []
+    for phase, lines in phases.items():
+        drawn = tuple(
+            _layer_line(found, layers if has_layers else [], len(layers), whole_us)
+            for (_, has_layers), found in lines.items()
+        )
+        bands.append(Band(phase if len(phases) > 1 or phase != "any" else "", drawn))
+    return HeatMap("layer", tuple(map(str, layers)), tuple(bands), is_dense=True)
+
+
+def _layer_line(
+    rows: Sequence[Row], layers: Sequence[int], num_columns: int, whole_us: float | None
+) -> Line:
+    first = rows[0]
+    label = short_site(first.site, first.layer) or first.op
+    detail = _names(row.implementation for row in rows)
+    if not layers:
+        return Line(label, detail, (_cell(0, num_columns, rows, whole_us, is_word=True),))
+    by_layer: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.layer is not None:
+            by_layer.setdefault(row.layer, []).append(row)
+    cells = tuple(
+        _cell(column, 1, by_layer[layer], whole_us) if layer in by_layer else None
+        for column, layer in enumerate(layers)
+    )
+    return Line(label, detail, cells)
+
+
+def _by_line(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
+    columns = list(dict.fromkeys(row.op for row in rows))
+    by_place: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        by_place.setdefault(place_of(row) or row.phase, {}).setdefault(row.op, []).append(row)
+    ordered = sorted(by_place.items(), key=lambda item: (-_time(item[1]), item[0]))
+    is_dense = len(columns) > 6
+    lines = tuple(
+        Line(
+            place,
+            _names(row.implementation for found in ops.values() for row in found),
+            tuple(
+                _cell(column, 1, ops[op], whole_us, is_word=not is_dense) if op in ops else None
+                for column, op in enumerate(columns)
+            ),
+        )
+        for place, ops in ordered[:MAX_LINES]
+    )
+    hidden = max(0, len(ordered) - MAX_LINES)
+    return HeatMap("op", tuple(columns), (Band("", lines),), is_dense, hidden)
+
+
+def _time(ops: dict[str, list[Row]]) -> float:
+    return sum(row.time_us or 0.0 for rows in ops.values() for row in rows)
+
+
+def _cell(
+    column: int,
+    span: int,
+    rows: Sequence[Row],
+    whole_us: float | None,
+    *,
+    is_word: bool = False,
+) -> Cell:
+    """A cell shows the worst of what ran in it."""
+    ran = [row for row in rows if row.state != "never-exercised"] or rows
+    worst = min((row_mark(row) for row in ran), key=lambda mark: mark.rank)
+    word = "never" if worst.name == "never" else worst.name
+    return Cell(
+        column=column,
+        span=span,
+        mark=worst,
+        text=word if is_word else worst.letter,
+        title=tooltip(_describe(rows, whole_us)),
+        filter=place_of(rows[0]) or rows[0].op,
+    )
+
+
+def _describe(rows: Sequence[Row], whole_us: float | None) -> Iterable[str]:
+    """What a tooltip says: the place, and a line for each implementation in it."""
+    first = rows[0]
+    phase = "" if first.phase == "any" else f", {first.phase}"
+    yield f"{place_of(first) or first.op} ({first.op}{phase})"
+    for row in rows[:6]:
+        tokens = f"{tokens_text(row.tokens)}: " if row.tokens and len(rows) > 1 else ""
+        if row.state == "never-exercised":
+            yield f"{tokens}{row.implementation}: never exercised"
+            continue
+        time = "" if row.time_us is None else f", {duration(row.time_us)}"
+        part = share(row.time_us / whole_us) if row.time_us and whole_us else ""
+        yield (
+            f"{tokens}{row_mark(row).name}, {row.implementation}, {count(row.calls)} calls{time}"
+            f"{f' ({part})' if part else ''}"
+        )
+        if row.losers:
+            yield f"better, did not run: {_names(loser.name for loser in row.losers)}"
+    if len(rows) > 6:
+        yield f"and {count(len(rows) - 6)} more"
+
+
+def _names(names: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" +{len(distinct) - 2}" if len(distinct) > 2 else ""
+    return ", ".join(distinct[:2]) + more
