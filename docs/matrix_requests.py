@@ -11,8 +11,10 @@ from typing import Any
 
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
+from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
+from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.formats import FORMATS
@@ -46,6 +48,17 @@ def _attention(phase: Any, heads: int, kv_heads: int, head_dim: int, **more: Any
         "tokens": _TOKENS if phase == "decode" else _LONG,
     } | more
     return AttentionRequest(
+        phase=phase, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **given
+    )
+
+
+def _dense(phase: Any, heads: int, kv_heads: int, head_dim: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {
+        "v_head_dim": head_dim,
+        "dtype": "bfloat16",
+        "tokens": _TOKENS if phase == "decode" else _LONG,
+    } | more
+    return DenseAttentionRequest(
         phase=phase, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **given
     )
 
@@ -161,6 +174,18 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "v4.1 listed": _compressed("v41_528", "fp4_288", 512, 2),
         "bf16 listed": _compressed("bf16", "bf16", 512, 4),
     },
+    "dense_attention": {
+        "llama prefill": _dense("prefill", 32, 8, 128),
+        "llama padded prefill": _dense("prefill", 32, 8, 128, mask="bool"),
+        "llama decode": _dense("decode", 32, 8, 128),
+        "float32 encoder": _dense("prefill", 12, 12, 64, dtype="float32", is_causal=False),
+        "window prefill": _dense("prefill", 64, 8, 64, mask="bool", window=128, has_sinks=True),
+        "softcap 256 prefill": _dense("prefill", 16, 8, 256, softcap=50.0),
+        "192 and 128 prefill": _dense("prefill", 128, 128, 192, v_head_dim=128),
+        "listed decode": _dense("decode", 128, 128, 192, mask="bool", list_width=2048),
+        "bias prefill": _dense("prefill", 12, 12, 64, mask="bias", is_causal=False),
+        "float64 encoder": _dense("prefill", 12, 12, 64, dtype="float64", is_causal=False),
+    },
     "index_logits": {
         "v3.2 decode": _index(64, "fp8_132"),
         "v3.2 prefill": _index(64, "fp8_132", phase="prefill", tokens=_LONG),
@@ -199,6 +224,11 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
             "mxfp4_a8",
             "nvfp4_a4",
         )
+    },
+    "batched_gemm": {
+        "index scores": BatchedGemmRequest(n=0, k=128, dtype="float32", tokens=_TOKENS),
+        "bfloat16": BatchedGemmRequest(n=1024, k=4096, **_BF16),
+        "float64": BatchedGemmRequest(n=16, k=16, dtype="float64", tokens=_TOKENS),
     },
     "moe_router": {
         "v3 sigmoid": _router(

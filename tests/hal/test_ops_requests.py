@@ -11,8 +11,10 @@ import pytest
 from hal.ops import CATALOGUE, TokenRange
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
+from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
+from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.formats import FORMATS, WeightFormat
@@ -63,6 +65,15 @@ COMPRESSED = CompressedAttentionRequest(
     block_size=64,
     dtype="bfloat16",
 )
+DENSE = DenseAttentionRequest(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=24,
+    v_head_dim=16,
+    dtype="float32",
+    mask="bool",
+    phase="prefill",
+)
 INDEX = IndexLogitsRequest(
     num_heads=64, head_dim=128, key_format="bf16", block_size=64, dtype="bfloat16"
 )
@@ -112,6 +123,9 @@ REQUESTS = [
     ),
     MLA,
     dataclasses.replace(MLA, phase="decode"),
+    DENSE,
+    dataclasses.replace(DENSE, phase="decode", window=8, list_width=4),
+    BatchedGemmRequest(n=0, k=8, dtype="float32"),
     COMPRESSED,
     dataclasses.replace(COMPRESSED, phase="decode", top_k=0, compress_ratio=128),
     INDEX,
@@ -134,6 +148,7 @@ OTHERS: dict[str, Any] = {
     "compressed_attention.window_format": "v4_584",
     "compressed_attention.main_format": "fp4_288",
     "compressed_attention.rope_dim": 32,
+    "dense_attention.mask": "bias",
     "index_logits.key_format": "fp8_132",
     "index_top_k.pool_size": 16,
     "index_top_k.candidate_blocks": 2048,

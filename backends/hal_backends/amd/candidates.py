@@ -9,6 +9,7 @@ from hal.device import DeviceSpec
 from hal_backends.gpu import (
     aiter,
     collectives,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -21,6 +22,7 @@ from hal_backends.gpu.offers import Library, from_libraries
 LIBRARIES: tuple[Library, ...] = (
     aiter.candidates,
     collectives.candidates,
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

@@ -9,6 +9,7 @@ from hal.device import DeviceSpec
 from hal_backends.ascend import npu_attention, npu_ops
 from hal_backends.gpu import (
     collectives,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -22,6 +23,7 @@ LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
     npu_attention.candidates,
     npu_ops.candidates,
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

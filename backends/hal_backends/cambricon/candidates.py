@@ -9,6 +9,7 @@ from hal.device import DeviceSpec
 from hal_backends.cambricon import mlu_ops
 from hal_backends.gpu import (
     collectives,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -21,6 +22,7 @@ from hal_backends.gpu.offers import Library, from_libraries
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
     mlu_ops.candidates,
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

@@ -9,6 +9,7 @@ from hal.device import DeviceSpec
 from hal_backends.gpu import (
     collectives,
     flash_attention,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -30,6 +31,7 @@ _FLASH_ATTENTION = flash_attention.VendorBuild(
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
     flash_attention.vendor_build(_FLASH_ATTENTION),
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

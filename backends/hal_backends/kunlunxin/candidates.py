@@ -8,6 +8,7 @@ from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal_backends.gpu import (
     collectives,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -20,6 +21,7 @@ from hal_backends.kunlunxin import xtorch_kernels
 
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

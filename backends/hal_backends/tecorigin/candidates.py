@@ -8,6 +8,7 @@ from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal_backends.gpu import (
     collectives,
+    torch_dense,
     torch_elementwise,
     torch_gemm,
     torch_index,
@@ -19,6 +20,7 @@ from hal_backends.gpu.offers import Library, from_libraries
 
 LIBRARIES: tuple[Library, ...] = (
     collectives.candidates,
+    torch_dense.candidates,
     torch_elementwise.candidates,
     torch_gemm.candidates,
     torch_index.candidates,

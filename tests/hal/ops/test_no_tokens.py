@@ -9,7 +9,9 @@ import torch
 
 from hal.ops import CATALOGUE
 from hal.ops.attention import AttentionMetadata
+from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
+from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
@@ -92,6 +94,20 @@ CASES: dict[str, Case] = {
         {"scale": 1.0},
         (no(0, 8), no(1, 4, 4), no(1, 4, 4), BOTH, no(0, 3, dtype=I32)),
         [(0, 8)],
+    ),
+    "dense_attention": (
+        DenseAttentionRequest(
+            num_heads=2, num_kv_heads=1, head_dim=4, v_head_dim=4, dtype="float32"
+        ),
+        {"scale": 1.0},
+        (no(1, 2, 0, 4), no(1, 1, 3, 4), no(1, 1, 3, 4)),
+        [(1, 0, 2, 4)],
+    ),
+    "batched_gemm": (
+        BatchedGemmRequest(n=3, k=4, dtype="float32"),
+        {},
+        (no(2, 0, 4), no(2, 4, 3)),
+        [(2, 0, 3)],
     ),
     "index_logits": (
         IndexLogitsRequest(

@@ -10,9 +10,11 @@ from hal.device import DeviceSpec
 from hal_backends.cpu.candidates import (
     attention,
     collective,
+    dense_attention,
     elementwise,
     embedding,
     gemm,
+    products,
     sampling,
 )
 
@@ -21,7 +23,10 @@ Offer = Callable[[DeviceSpec], Sequence[KernelCandidate]]
 _OFFERS: Mapping[str, Offer] = MappingProxyType(
     {
         "attention": attention.candidates,
+        "dense_attention": dense_attention.candidates,
         "gemm": gemm.candidates,
+        "grouped_gemm": products.grouped_candidates,
+        "batched_gemm": products.batched_candidates,
         "norm.rms": elementwise.norm_candidates,
         "rope": elementwise.rope_candidates,
         "kv_write": elementwise.kv_write_candidates,

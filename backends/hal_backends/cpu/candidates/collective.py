@@ -15,6 +15,15 @@ from hal_backends.process_group import load_process_group
 if TYPE_CHECKING:
     pass
 
+# What torch.distributed calls through the dispatcher: a call ends in one of them.
+_DISPATCHED = (
+    "c10d::allreduce_",
+    "c10d::_allgather_base_",
+    "c10d::_reduce_scatter_base_",
+    "c10d::alltoall_base_",
+    "c10d::broadcast_",
+    "c10d::barrier",
+)
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8")
 
 
@@ -31,6 +40,6 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 limit("dtype", r.dtype, ", ".join(_DTYPES), is_met=r.dtype in _DTYPES),
             ),
             load=load_process_group,
-            leaf=(Leaf(kind="symbol", name="c10d::ProcessGroupGloo"),),
+            leaf=tuple(Leaf(kind="aten_op", name=name) for name in _DISPATCHED),
         ),
     )

@@ -24,10 +24,10 @@ _DTYPES = ("float32", "bfloat16")
 _LANES = 16
 
 
-def _leaf(kernel: str) -> tuple[Leaf, ...]:
+def _leaf(kernel: str, instruction: str = "vfmadd") -> tuple[Leaf, ...]:
     return (
         Leaf(kind="symbol", name=f"hal_kernels.{kernel}"),
-        Leaf(kind="instruction", name="vfmadd"),
+        Leaf(kind="instruction", name=instruction),
     )
 
 
@@ -149,7 +149,7 @@ def kv_write_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 vector_unit(device),
             ),
             load=_load_kv_write,
-            leaf=(Leaf(kind="symbol", name="hal_kernels.kv_write"),),
+            leaf=_leaf("kv_write", "vmovup|vmovdq"),
         ),
     )
 

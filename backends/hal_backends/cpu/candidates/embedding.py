@@ -47,7 +47,10 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 scope("dtype", r.dtype, ("float32", "bfloat16")), vector_unit(device)
             ),
             load=_load_jit,
-            leaf=(Leaf(kind="symbol", name="hal_kernels.embedding"),),
+            leaf=(
+                Leaf(kind="symbol", name="hal_kernels.embedding"),
+                Leaf(kind="instruction", name="vmovup|vmovdq"),
+            ),
         ),
         KernelCandidate(
             name="cpu.embedding.index_select",

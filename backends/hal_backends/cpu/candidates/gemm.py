@@ -97,6 +97,14 @@ def _offers(device: DeviceSpec) -> Sequence[_Offer]:
     return (*_dense(device), *_weight_only(device), *_int8_activations(device))
 
 
+def _generated(instruction: str) -> tuple[Leaf, ...]:
+    """Of machine code that is generated here."""
+    return (
+        Leaf(kind="symbol", name="hal_kernels.gemm"),
+        Leaf(kind="instruction", name=instruction),
+    )
+
+
 def _dense(device: DeviceSpec) -> Sequence[_Offer]:
     mm = (Leaf(kind="aten_op", name="aten::mm"), Leaf(kind="aten_op", name="aten::addmm"))
     return (
@@ -108,7 +116,7 @@ def _dense(device: DeviceSpec) -> Sequence[_Offer]:
                 _shape(r, ("float32",), (*DENSE, *WEIGHT_ONLY)), vector_unit(device), _groups(r)
             ),
             load=loaders.load_generated,
-            leaf=(Leaf(kind="instruction", name="vfmadd231ps"),),
+            leaf=_generated("vfmadd231ps"),
         ),
         _Offer(
             name="cpu.gemm.onednn_fp32",
@@ -196,7 +204,7 @@ def _int8_activations(device: DeviceSpec) -> Sequence[_Offer]:
                 limit("K", r.k, f"at most {_MAX_INT8_K}", is_met=r.k <= _MAX_INT8_K),
             ),
             load=loaders.load_generated_int8,
-            leaf=(Leaf(kind="instruction", name="vpdpbusd or vpmaddubsw"),),
+            leaf=_generated("vpdpbusd|vpmaddubsw"),
         ),
         _Offer(
             name="cpu.gemm.onednn_int8",

@@ -29,6 +29,9 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             summary="by thresholds over bins, without sorting the vocabulary",
             not_supported_reasons=lambda r: vector_unit(device),
             load=_load,
-            leaf=(Leaf(kind="symbol", name="hal_kernels.sampling"),),
+            leaf=(
+                Leaf(kind="symbol", name="hal_kernels.sampling"),
+                Leaf(kind="instruction", name="vmaxps"),
+            ),
         ),
     )

@@ -1,0 +1,1 @@
+"""Attention over dense keys and values with any mask."""
