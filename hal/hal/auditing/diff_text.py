@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from rich import box
@@ -24,6 +25,7 @@ _STYLES: Final = {
     ChangeKind.REASONS: "dim",
 }
 _MAX_SITES = 4
+_LAYER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
 def print_diff(diff: Diff, console: Console) -> None:
@@ -58,12 +60,37 @@ def summary(diff: Diff) -> str:
 
 
 def sites_text(change: Change) -> str:
-    """`at layers.0.attention, layers.1.attention and 28 more`."""
+    """`at layers.0–29.attention, lm_head and 28 more`: sites of layers together."""
     if not change.where:
         return ""
-    shown = ", ".join(change.where[:_MAX_SITES])
-    rest = len(change.where) - _MAX_SITES
-    return f"at {shown}" + (f" and {rest} more" if rest > 0 else "")
+    names = _grouped(change.where)
+    rest = len(names) - _MAX_SITES
+    return f"at {', '.join(names[:_MAX_SITES])}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def _grouped(sites: tuple[str, ...]) -> list[str]:
+    """Names that differ in one layer number only, as one with the runs of numbers."""
+    layers: dict[str, list[int]] = {}
+    for site in sites:
+        parts = _LAYER.split(site, maxsplit=1)
+        pattern = site if len(parts) == 1 else f"{parts[0]}*{parts[2]}"
+        found = layers.setdefault(pattern, [])
+        if len(parts) > 1:
+            found.append(int(parts[1]))
+    return [pattern.replace("*", _runs(numbers)) for pattern, numbers in layers.items()]
+
+
+def _runs(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    texts = ["–".join(map(str, run)) for run in runs]
+    if len(texts) > 6:
+        texts[3:-1] = ["…"]
+    return ",".join(texts)
 
 
 def render_diff_markdown(diff: Diff) -> str:

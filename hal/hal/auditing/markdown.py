@@ -70,12 +70,12 @@ def _facts(report: AuditReport) -> str:
 def _tables(report: AuditReport, fail_on: frozenset[GateClass], left: int) -> Iterable[str]:
     """The findings as a table, as many as fit, those that fail the gate first."""
     gated = gated_findings(report, fail_on)
-    findings = [*gated, *(f for f in report.open_findings() if f not in gated)]
+    findings = [*gated, *(f for f in report.open_findings() if not _is_gated(f, fail_on))]
     if not findings:
         return
     lines = [_row(_HEAD), _row("---" for _ in _HEAD)]
     for number, finding in enumerate(findings):
-        line = _row(_cells(finding, finding in gated))
+        line = _row(_cells(finding, _is_gated(finding, fail_on)))
         left -= _size(line)
         if left < 0:
             yield "\n".join(lines)
@@ -84,6 +84,10 @@ def _tables(report: AuditReport, fail_on: frozenset[GateClass], left: int) -> It
             return
         lines.append(line)
     yield "\n".join(lines)
+
+
+def _is_gated(finding: Finding, fail_on: frozenset[GateClass]) -> bool:
+    return finding.gate in fail_on and finding.gate is not GateClass.ADVICE
 
 
 def _row(cells: Iterable[str]) -> str:

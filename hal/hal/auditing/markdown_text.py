@@ -9,10 +9,12 @@ import re
 
 from hal.visible_text import visible_text
 
-# Entities: CommonMark never takes one for the mark that it stands for.
-_MARKS = re.compile(r"[&<>`*\[\]|\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<!\S)[#+=-](?=\s|$)")
-# What code hosts make links of: @person, #12, GH-12, addresses. An empty character parts them.
-_LINKS = re.compile(r"@(?=\w)|#(?=\d)|(?<=[Gg][Hh])-(?=\d)|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
+# Marks become entities, which CommonMark never takes for the mark that they stand for. Links are
+# what code hosts make of @person, #12, GH-12 and addresses: a character of no width parts them.
+_UNFIT = re.compile(
+    r"(?P<link>@(?=\w)|#(?=\d)|(?<=[Gg][Hh])-(?=\d)|:(?=//)|(?<=\b[Ww]{3})\.)"
+    r"|[&<>`*\[\]|\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<!\S)(?:[#+=-]|\d+[.)])(?=\s|$)"
+)
 _PARTED = "&#8203;"
 
 
@@ -21,8 +23,13 @@ def markdown_text(text: str, limit: int = 0) -> str:
     line = " ".join(visible_text(text).split())
     if limit and len(line) > limit:
         line = line[: limit - 1] + "…"
-    line = _MARKS.sub(lambda match: f"&#{ord(match.group())};", line)
-    return _LINKS.sub(lambda match: match.group() + _PARTED, line)
+    return _UNFIT.sub(_replaced, line)
+
+
+def _replaced(match: re.Match[str]) -> str:
+    if match["link"]:
+        return match.group() + _PARTED
+    return "".join(c if c.isalnum() else f"&#{ord(c)};" for c in match.group())
 
 
 def markdown_code(text: str, limit: int = 0) -> str:
