@@ -33,8 +33,12 @@ def build_runner(
     registry: BackendRegistry,
     order: WorkerOrder,
     progress: Progress | None = None,
+    *,
+    ops: BoundOps | None = None,
 ) -> tuple[ModelRunner, BoundOps]:
     """The runner of rank 0, with its workers when there are several ranks.
+
+    ops: an audit's own of rank 0, which look inside.
 
     Raises CheckpointError, BindingError, WorkerError, PlanError (no room for a KV cache).
     """
@@ -43,7 +47,7 @@ def build_runner(
     runtime = registry.create_runtime(planned.device)
     num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
     if world_size == 1:
-        return build_rank(planned, 0, None, num_blocks, progress)
+        return build_rank(planned, 0, None, num_blocks, progress, ops=ops)
     with tempfile.TemporaryDirectory(prefix="halstack-") as folder:
         rendezvous = str(Path(folder) / "rendezvous")
         workers = start_workers(order, world_size, rendezvous, num_blocks, planned.plan.hash)
@@ -52,7 +56,7 @@ def build_runner(
             # A worker that cannot take part would let the rendezvous run into its timeout.
             workers.wait_until("planned")
             group = runtime.create_group(0, world_size, rendezvous)
-            local, ops = build_rank(planned, 0, group, num_blocks, progress)
+            local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
             workers.wait_until("ready")
         except BaseException:
             workers.stop()

@@ -22,14 +22,18 @@ from typing import IO, Any, Literal
 
 import torch
 
+from hal.binding import CallCount
 from hal.errors import HalError
 from hal.ops.collective import CollectiveGroup
+from hal.ops.request import TokenRange
 from hal_engine.batch import Batch
 from hal_engine.runner import LocalRunner
 
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0  # a worker that runs reads its batch at once
+COUNTS_REQUEST = b'"counts"\n'  # in place of a batch: the worker answers with its counters
+_MOST_COUNTS_BYTES = 64 << 20
 
 
 class WorkerError(HalError):
@@ -87,7 +91,21 @@ class Workers:
         A large batch is more than a pipe holds, so a frozen worker would hold up a plain write
         for ever, before any collective could run into its timeout.
         """
-        line = batch.to_json() + b"\n"
+        self._send_line(batch.to_json() + b"\n")
+
+    def counts(self) -> list[list[CallCount]]:
+        """Calls so far on each rank from 1 on. Raises WorkerError as `send` does."""
+        self._send_line(COUNTS_REQUEST)
+        deadline = time.monotonic() + SEND_DEADLINE_S
+        ranks = []
+        for worker in self._workers:
+            answer = _read_line(worker, deadline, _MOST_COUNTS_BYTES)
+            if "counts" not in answer:
+                raise self._lost(worker)
+            ranks.append([_count(*fields) for fields in answer["counts"]])
+        return ranks
+
+    def _send_line(self, line: bytes) -> None:
         for worker in self._workers:
             try:
                 left = _write_in_time(worker.stdin.fileno(), line, SEND_DEADLINE_S)
@@ -169,17 +187,32 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _read_line(worker: _Worker, deadline: float) -> dict[str, Any]:
+def _read_line(worker: _Worker, deadline: float, most_bytes: int = 1 << 16) -> dict[str, Any]:
     """One JSON line from the worker, {} fields on a malformed or missing one."""
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
         if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
             return {"error": f"no answer within {READY_DEADLINE_S:.0f} s"}
-    line = worker.stdout.readline(1 << 16)
+    line = worker.stdout.readline(most_bytes)
     if not line:
         return {"error": f"it ended with exit code {worker.process.wait(timeout=10)}"}
     answer = json.loads(line)
     return answer if isinstance(answer, dict) else {"error": f"it said {line!r}"}
+
+
+def _count(
+    site: str, op: str, phase: str, implementation: str, tier: str, tokens: list[int], calls: int
+) -> CallCount:
+    """A row of counters as it came through JSON."""
+    return CallCount(
+        site=site,
+        op=op,
+        phase=phase,
+        implementation=implementation,
+        tier=tier,
+        tokens=TokenRange(*tokens),
+        calls=calls,
+    )
 
 
 def start_workers(
@@ -243,6 +276,10 @@ class TensorParallelRunner:
     @property
     def worker_process_ids(self) -> list[int]:
         return self._workers.process_ids
+
+    def worker_counts(self) -> list[list[CallCount]]:
+        """Calls so far on each rank from 1 on. Raises WorkerError."""
+        return self._workers.counts()
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """See `ModelRunner.execute`. Raises WorkerError if a rank is gone or frozen."""

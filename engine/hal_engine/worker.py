@@ -1,8 +1,9 @@
 """The process of a tensor-parallel rank above 0: plans, loads, then runs the batches it is sent.
 
-Standard input: a line of JSON with the order, then a batch a line; its end means to stop. Standard
-output: a line of JSON when it has planned and one when it is ready, or one that says why not. It
-refuses to run a plan that differs from rank 0's, so ranks cannot disagree on what runs.
+Standard input: a line of JSON with the order, then a batch a line, or a request for its counters;
+its end means to stop. Standard output: a line of JSON when it has planned and one when it is ready,
+or one that says why not; the counters, when they are asked for. It refuses to run a plan that
+differs from rank 0's, so ranks cannot disagree on what runs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import os
 import signal
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import IO, Any
 
+from hal.binding import BoundOps
 from hal.errors import HalError, PlanError
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook, load_waivers
@@ -24,9 +27,10 @@ from hal_engine.config import ConfigError
 from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.runner import LocalRunner
+from hal_engine.tensor_parallel import COUNTS_REQUEST
 
 
-def _build(order: dict[str, Any], channel: IO[str]) -> LocalRunner:
+def _build(order: dict[str, Any], channel: IO[str]) -> tuple[LocalRunner, BoundOps]:
     registry = load_backends(disabled=order["disabled_plugins"])
     waivers = load_waivers(order["waivers"]) if order["waivers"] else WaiverBook()
     options = EngineOptions.model_validate(order["options"])
@@ -41,11 +45,10 @@ def _build(order: dict[str, Any], channel: IO[str]) -> LocalRunner:
     _answer(channel, state="planned")
     runtime = registry.create_runtime(planned.device)
     group = runtime.create_group(order["rank"], order["world_size"], order["rendezvous"])
-    runner, _ = build_rank(planned, order["rank"], group, order["num_blocks"])
-    return runner
+    return build_rank(planned, order["rank"], group, order["num_blocks"])
 
 
-def _answer(channel: IO[str], **fields: str) -> None:
+def _answer(channel: IO[str], **fields: Any) -> None:
     channel.write(json.dumps(fields) + "\n")
     channel.flush()
 
@@ -59,13 +62,16 @@ def main() -> int:
     os.dup2(2, 1)
     order = json.loads(sys.stdin.buffer.readline())
     try:
-        runner = _build(order, channel)
+        runner, ops = _build(order, channel)
     except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
         _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
         return 1
     _answer(channel, state="ready")
     for line in sys.stdin.buffer:
-        runner.execute(Batch.from_json(line))
+        if line == COUNTS_REQUEST:
+            _answer(channel, state="counts", counts=[astuple(count) for count in ops.counts()])
+        else:
+            runner.execute(Batch.from_json(line))
     return 0
 
 

@@ -44,6 +44,7 @@ import numba
 import torch
 from numba import types
 
+from hal.loaded_code import LoadedCode, note_loaded_code
 from hal_kernels.cpu_intrinsics import (
     atomic_fetch_add,
     call_int,
@@ -63,9 +64,10 @@ _numba_config: Any = numba.config
 _WORKER_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 # Words of a launch's memory. The last three and the worker's own arguments, which follow, are
-# written by every launch; the worker's constants come last.
-_WORKER, _ARGUMENTS, _THREAD_NUM, _NEXT_ITEM, _NUM_ITEMS, _GRAIN = range(6)
-_HEADER_WORDS = 6
+# written by every launch; the worker's constants come last. Entries are launches that had items,
+# counted by the code that calls the worker: an audit reads them.
+_WORKER, _ARGUMENTS, _THREAD_NUM, _ENTRIES, _NEXT_ITEM, _NUM_ITEMS, _GRAIN = range(7)
+_HEADER_WORDS = 7
 
 # Words of a launch of two workers, before the two workers' own: see `_run_stages`.
 _PARALLEL, _RUN_TEAM, _NUM_THREADS, _STAGES = range(4)
@@ -100,6 +102,18 @@ class CompiledWorker:
     address: int
     function: Any
 
+    @property
+    def symbol(self) -> str:
+        """Module and function, dotted."""
+        return f"{self.function._pyfunc.__module__}.{self.name.rpartition('.')[2]}"
+
+    def object_code(self) -> bytes:
+        """The ELF object that was linked; b"" where numba has not kept it."""
+        try:
+            return bytes(self.function._library._get_compiled_object())
+        except (RuntimeError, ValueError):  # what it raises for code that came from its cache
+            return _cached_object(self.function)
+
     def assembly(self) -> str:
         """The machine code as text, to check which instructions the leaf contains.
 
@@ -107,6 +121,20 @@ class CompiledWorker:
         """
         fresh = _cfunc(_WORKER_SIGNATURE, **_OPTIONS)(self.function._pyfunc)
         return str(fresh._library.get_asm_str())
+
+
+def _cached_object(function: Any) -> bytes:
+    """The object of a function in numba's cache on disk, which is what was loaded from there."""
+    cache = function._cache
+    if not hasattr(cache, "_cache_file"):  # compiled without a cache
+        return b""
+    target: Any = numba.core.registry.cpu_target
+    codegen = target.target_context.codegen()
+    found = cache._cache_file.load(cache._index_key(function._sig, codegen))
+    if found is None:
+        return b""
+    _, kind, data = found[0]
+    return bytes(data[0]) if kind == "object" else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +193,7 @@ def bind_worker(
     words[_HEADER_WORDS + num_arguments :] = [
         item.data_ptr() if isinstance(item, torch.Tensor) else item for item in constants
     ]
+    _note(worker, words, _ENTRIES)
     held = (worker, constants)  # as a default argument, for as long as the launch lives
     pack = struct.Struct(f"={3 + num_arguments}q").pack_into
     pack_offset = 8 * _NEXT_ITEM
@@ -195,6 +224,18 @@ def bind_worker(
             parallel(run_team, header, num_threads, no_flags)
 
     return launch
+
+
+def _note(worker: CompiledWorker, words: Any, index: int) -> None:
+    """Tells an audit, if one listens, of the worker and of the word that counts its entries."""
+    note_loaded_code(
+        LoadedCode(
+            symbol=worker.symbol,
+            address=worker.address,
+            entries=lambda: int(words[index]),
+            object_code=worker.object_code,
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +269,7 @@ def bind_stages(first: Stage, second: Stage) -> StagedLaunch:
             item.data_ptr() if isinstance(item, torch.Tensor) else item for item in stage.constants
         ]
         packs.append(struct.Struct(f"={3 + stage.num_arguments}q").pack_into)
+        _note(stage.worker, words, start + _ENTRIES)
     held = (first, second)  # as a default argument, for as long as the launch lives
     pack_first, pack_second = packs
     first_offset, second_offset = 8 * (_STAGES_WORDS + _NEXT_ITEM), 8 * (start_second + _NEXT_ITEM)
@@ -350,6 +392,8 @@ def _run_team() -> CompiledWorker:
             begin = atomic_fetch_add(header_address + 8 * _NEXT_ITEM, grain)
             if begin >= num_items:
                 return
+            if begin == 0:
+                header[_ENTRIES] += 1
             end = min(begin + grain, num_items)
             call_worker(header[_WORKER], header[_ARGUMENTS], begin, end, thread)
 
@@ -362,6 +406,8 @@ def _run_here() -> CompiledWorker:
 
     def run_here(header_address: int) -> None:
         header = pointer_int64(header_address)
+        if header[_NUM_ITEMS] > 0:
+            header[_ENTRIES] += 1
         call_worker(header[_WORKER], header[_ARGUMENTS], 0, header[_NUM_ITEMS], 0)
 
     return _compile_runner(run_here)
@@ -379,6 +425,8 @@ def _run_stages() -> CompiledWorker:
             header = pointer_int64(header_address)
             num_items = header[_NUM_ITEMS]
             if num_items <= header[_GRAIN] or num_threads == 1:
+                if num_items > 0:
+                    header[_ENTRIES] += 1
                 call_worker(header[_WORKER], header[_ARGUMENTS], 0, num_items, 0)
             else:
                 call_parallel(words[_PARALLEL], words[_RUN_TEAM], header_address, num_threads)

@@ -45,7 +45,13 @@ class TinyModel:
 
 
 def make_tiny_model(
-    family: str, folder: Path, *, seed: int, num_heads: int = 4, num_kv_heads: int = 2
+    family: str,
+    folder: Path,
+    *,
+    seed: int,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    num_layers: int = 3,
 ) -> TinyModel:
     """Random weights large enough that attention is not uniform and logits differ."""
     name, extra = FAMILIES[family]
@@ -55,7 +61,7 @@ def make_tiny_model(
         vocab_size=VOCAB_SIZE,
         hidden_size=32 * num_heads,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         max_position_embeddings=MAX_POSITIONS,

@@ -1,22 +1,35 @@
-"""`hal audit MODEL`: run the model for a moment and show what ran against what was planned."""
+"""`hal audit MODEL`: run the model and prove what ran, against the plan and down to the leaf.
+
+`hal audit run PROGRAM` audits any PyTorch program, and `hal audit show REPORT` shows a stored
+report; a folder or file of one of those names is reached as ./run or ./show.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from hal.cli import audit_options as gate
+from hal.errors import UsageError
+from hal.text_files import read_regular_text
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan_table import TIER_STYLES, say, terminal
 
-if TYPE_CHECKING:
-    from hal_engine.audit import AuditReport
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help="Prompts, one a line, in place of a synthetic load for every range."),
+]
+Mode = Annotated[
+    Literal["full", "light"],
+    typer.Option(help="full runs each batch twice, watched and timed; light samples steps."),
+]
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE", help="Compare so many calls with the reference, e.g. 1% or 100%."
+    ),
+]
 
 
 def audit(
@@ -24,17 +37,34 @@ def audit(
     model: args.Model,
     precision: args.Precision = None,
     device: args.Device = None,
+    tp: args.TensorParallel = None,
     use: args.Use = None,
-    waivers: args.Waivers = None,
+    waivers: gate.Waivers = None,
+    prompts: Prompts = None,
+    mode: Mode = "full",
+    verify: Verify = None,
+    fail_on: gate.FailOn = None,
+    as_json: gate.Json = None,
+    junit: gate.JUnit = None,
+    sarif: gate.Sarif = None,
+    markdown: gate.Markdown = None,
+    html: gate.Html = None,
+    previous: gate.Previous = None,
     set_: args.Set = None,
 ) -> None:
-    """Run a short synthetic load and compare the calls with the plan.
+    """Run a model and prove which implementations ran; or `hal audit run PROGRAM`, any program.
 
-    Exit code 1 if a matrix product, attention or collective ran outside a bound op, or a planned
-    call site was never called.
+    Exit code 1 if a finding of a class of --fail-on is there and no waiver allows it; by default
+    lost-fast-path, unrouted, semantic and leaf-mismatch.
     """
-    from hal_engine.audit import audit_model  # torch takes seconds: not for `hal plan`
+    from hal.auditing.gate import create_outputs, finish_audit, parse_fail_on
 
+    classes = parse_fail_on(fail_on)
+    outputs = create_outputs(
+        json=as_json, junit=junit, sarif=sarif, markdown=markdown, html=html, previous=previous
+    )
+    share = parse_share(verify)
+    texts = [] if prompts is None else read_prompts(prompts)
     session = args.read_session(
         ctx,
         model,
@@ -44,51 +74,53 @@ def audit(
         flags={
             "engine.precision": precision,
             "engine.device": device,
+            "engine.tp": tp,
             "selection.waivers": waivers,
         },
     )
     planned, registry = args.plan_session(session)
-    report = audit_model(planned, registry)
-    print_audit(report, terminal())
-    if report.escaped or report.never_called:
-        raise typer.Exit(1)
+    from hal_engine.audit.report import audit_model  # torch takes seconds: not for a user's mistake
+    from hal_engine.audit.running import AuditOptions
+    from hal_engine.tensor_parallel import WorkerOrder
 
-
-def print_audit(report: AuditReport, console: Console) -> None:
-    """A row per op and implementation, then what escaped and what was never called."""
-    console.print(
-        Text.assemble(("audit of plan ", "dim"), (report.planned.plan.hash, "bold")),
-        Text(f"{Path(report.planned.config.source).name} on {report.planned.plan.device_label}"),
+    options = AuditOptions(mode=mode, verify=share, prompts=texts)
+    shared = session.shared
+    order = WorkerOrder(
+        model=planned.config.source,
+        options=planned.options.model_dump(mode="json"),
+        use=dict(shared.use),
+        waivers=str(shared.selection_settings.waivers or ""),
+        disabled_plugins=shared.plugin_settings.disable,
     )
-    calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
-    sites: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
-    for count in report.counts:
-        label = count.op if count.phase == "any" else f"{count.op}.{count.phase}"
-        key = (label, count.implementation, count.tier, str(count.tokens))
-        calls[key] += count.calls
-        sites[key].add(count.site)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("op", "implementation", "tier", "tokens"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("sites", justify="right")
-    table.add_column("calls", justify="right")
-    for key, total in sorted(calls.items()):
-        label, implementation, tier, tokens = key
-        table.add_row(
-            label,
-            implementation,
-            Text(tier, style=TIER_STYLES[tier]),
-            tokens,
-            str(len(sites[key])),
-            f"{total:,}",
+    report = audit_model(planned, registry, options, shared.waivers, order)
+    raise typer.Exit(finish_audit(report, outputs, classes))
+
+
+def parse_share(text: str | None) -> float:
+    """0 to 1 from "1%", "100%" or "0.01". Raises UsageError."""
+    if text is None:
+        return 0.0
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100.0 if text.strip().endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value <= 1.0:
+        raise UsageError(
+            "option --verify", "a share above 0 and at most 100%", repr(text), "e.g. --verify 1%"
         )
-    console.print(table)
-    say(
-        console,
-        f"{sum(calls.values()):,} calls through bound ops; {report.num_tracked:,} torch matrix "
-        f"products, attentions and collectives seen, {len(report.escaped)} outside a bound op",
-    )
-    for escape in report.escaped[:20]:
-        say(console, Text(f"unrouted: {escape.op} at {escape.location}", style="bold red"))
-    for count in report.never_called[:20]:
-        say(console, Text(f"never called: {count.site} ({count.phase})", style="yellow"))
+    return value
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a file that are not blank. Raises UsageError."""
+    try:
+        text = read_regular_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            "option --prompts", "a readable text file", f"{path}: {error}", "correct the path"
+        ) from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UsageError("option --prompts", "a prompt a line", f"{path}: no line", "write one")
+    return lines

@@ -152,16 +152,25 @@ def _keys_read(request: AttentionRequest, tokens: int) -> float:
     return seen * (seen + 1) / 2 + float((tokens - seen) * seen)
 
 
+def flops_of_pairs(request: AttentionRequest, pairs: float) -> float:
+    """Of a call that scores so many query-key pairs."""
+    return 2.0 * request.num_heads * (request.head_dim + request.v_head_dim) * pairs
+
+
+def bytes_of_rows(request: AttentionRequest, tokens: int, rows: float) -> float:
+    """Of a call with so many queries that reads so many rows of keys and values."""
+    dims = request.head_dim + request.v_head_dim
+    kv = request.num_kv_heads * dims * DTYPE_BYTES[request.kv_dtype] * rows
+    return kv + tokens * request.num_heads * dims * DTYPE_BYTES[request.dtype]
+
+
 def flops(request: AttentionRequest, tokens: int) -> float:
-    per_pair = 2.0 * request.num_heads * (request.head_dim + request.v_head_dim)
-    return per_pair * _keys_read(request, tokens)
+    return flops_of_pairs(request, _keys_read(request, tokens))
 
 
 def bytes_moved(request: AttentionRequest, tokens: int) -> float:
-    kv_row = request.num_kv_heads * (request.head_dim + request.v_head_dim)
     rows = _keys_read(request, tokens) if request.phase == "decode" else float(tokens)
-    q_and_out = tokens * request.num_heads * (request.head_dim + request.v_head_dim)
-    return kv_row * DTYPE_BYTES[request.kv_dtype] * rows + q_and_out * DTYPE_BYTES[request.dtype]
+    return bytes_of_rows(request, tokens, rows)
 
 
 FAMILY = OpFamily(

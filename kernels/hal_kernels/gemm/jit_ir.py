@@ -168,6 +168,16 @@ class GeneratedWorker(CompiledWorker):
     """A worker compiled from emitted IR."""
 
     emit_assembly: Callable[[], str]
+    data: bytes
+
+    @property
+    def symbol(self) -> str:
+        """Package and name, dotted."""
+        return f"hal_kernels.gemm.{self.name}"
+
+    def object_code(self) -> bytes:
+        """The ELF object that was linked."""
+        return self.data
 
     def assembly(self) -> str:
         """The machine code as text, to check which instructions the leaf contains."""
@@ -204,7 +214,7 @@ def compile_worker_ir(
 
     symbols = llvm.JITLibraryBuilder().add_object_img(code).export_symbol("worker")
     tracker = symbols.link(_linker(), f"{path.stem}-{next(_link_counter)}")
-    return GeneratedWorker(name, int(tracker["worker"]), tracker, emit_assembly)
+    return GeneratedWorker(name, int(tracker["worker"]), tracker, emit_assembly, code)
 
 
 def _compile(
