@@ -23,7 +23,7 @@ OUR_PACKAGES: Final = frozenset(
     {"hal", "hal_backends", "hal_capability_db", "hal_engine", "hal_kernels"}
 )
 MAX_KEPT: Final = 256
-"""Different refusals that are remembered; of more, only how many."""
+"""Different refusals that are remembered, the latest; of older ones, only how many."""
 # Executors, tasks and runners of the standard library only carry an error to who asks for it.
 _STANDARD = sys.stdlib_module_names
 _MAX_TEXT = 2000
@@ -115,7 +115,7 @@ class RefusalLog:
 
     @property
     def num_dropped(self) -> int:
-        """Refusals of further kinds, beyond those that are kept."""
+        """How many older ones made room."""
         with self._lock:
             self._settle()
             return self._num_dropped
@@ -131,10 +131,9 @@ class RefusalLog:
     def _settle(self) -> None:
         with self._lock:
             while self._dead:
-                judged = self._dead.popleft()
-                if _key(judged) in self._kept or len(self._kept) < MAX_KEPT:
-                    _merge(self._kept, judged)
-                else:
+                _merge(self._kept, self._dead.popleft())
+                if len(self._kept) > MAX_KEPT:
+                    del self._kept[next(iter(self._kept))]
                     self._num_dropped += 1
 
 
@@ -143,9 +142,9 @@ def _key(refusal: RecordedRefusal) -> tuple[object, ...]:
 
 
 def _merge(kept: dict[tuple[object, ...], RecordedRefusal], new: RecordedRefusal) -> None:
-    """Adds one; the number of the last one stands, so that `since` sees that it came again."""
+    """Adds one as the latest; of equal ones the last number stands, so that `since` sees it."""
     key = _key(new)
-    older = kept.get(key)
+    older = kept.pop(key, None)
     if older is not None:
         new = replace(new, count=older.count + new.count, number=max(older.number, new.number))
     kept[key] = new

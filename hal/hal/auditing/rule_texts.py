@@ -43,7 +43,7 @@ def rule_text(rule: str, example: Finding) -> RuleText:
     return RuleText(
         id=rule,
         gate=example.gate,
-        summary=summary.rstrip("."),
+        summary=summary.strip().rstrip(".") or rule,
         help=" ".join(part for part in (meaning, remedy) if part),
         level=example.severity.value,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import PurePath
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -112,7 +111,7 @@ def _result(
 
 
 def _message(finding: Finding) -> str:
-    lines = [finding.title]
+    lines = [finding.title.strip() or finding.rule]
     lines += [evidence_text(fact) for fact in finding.evidence]
     if cost := finding_cost(finding):
         lines.append(f"Cost: {', '.join(cost)}")
@@ -148,12 +147,11 @@ def _logical(site: str, place: Location | None) -> list[dict[str, str]]:
 def _uri(path: str) -> str:
     """A relative reference, as hosts want them: of an installed package without the folder that it
     is installed in, of any other absolute path without the root."""
-    parts = PurePath(path).parts
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     if "site-packages" in parts:
         last = len(parts) - 1 - parts[::-1].index("site-packages")
         parts = parts[last + 1 :]
-    relative = [part for part in parts if part not in ("/", "..", ".")]
-    return quote("/".join(relative).encode("utf-8", "surrogateescape"), safe="/") or "unknown"
+    return quote("/".join(parts).encode("utf-8", "surrogateescape"), safe="/") or "unknown"
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,131 @@
+"""The tables of a report: within 100 columns, readable at 80, colour on terminals only."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+
+import pytest
+from rich.console import Console
+
+from audit_reports import finding, random_report, report
+from hal.auditing.document import Row, WaiverUse, Work
+from hal.auditing.gates import GateClass
+from hal.auditing.quantities import format_bytes, format_count, format_share, format_time, plural
+from hal.auditing.terminal import MAX_FINDINGS, MAX_ROWS, print_report
+from hal.cli.output import VisibleConsole
+
+LOST = frozenset({GateClass.LOST_FAST_PATH})
+
+
+def console(columns: int, *, is_terminal: bool = False) -> Console:
+    return VisibleConsole(
+        width=columns,
+        file=io.StringIO(),
+        force_terminal=is_terminal,
+        color_system="standard" if is_terminal else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def printed(out: Console) -> str:
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("seed", random.sample(range(10**6), 10))
+def test_every_line_fits_and_nothing_moves_the_cursor(seed: int, columns: int) -> None:
+    out = console(columns)
+    print_report(random_report(seed), LOST, out)
+    text = printed(out)
+    assert max(len(line) for line in text.splitlines()) <= columns
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_person_finds_what_to_do(columns: int) -> None:
+    out = console(columns)
+    names = ["attention", "gemm.qkv"]
+    rows = tuple(
+        Row(
+            op=op,
+            phase="decode",
+            site=f"layers.{n}.{op}",
+            implementation="nvidia.attention.flash_attention_3",
+            tier="native",
+            calls=1000,
+            time_us=2e6,
+            bound_us=1e6,
+            arguments="",
+        )
+        for n in range(3)
+        for op in names
+    )
+    audited = report(
+        rows=rows,
+        time_us=12e6,
+        findings=(finding(),),
+        waivers=(WaiverUse(text="tier waiver for rope", state="over-broad", calls=7),),
+        coverage={"native": Work(calls=6000, flops=3e12, bytes=4e9, time_us=12e6)},
+    )
+    print_report(audited, LOST, out)
+    text = printed(out)
+    flat = re.sub(r"\s+", " ", text)
+    for part in (
+        "attention.decode",
+        "3,000",
+        "6.00 s",
+        "50%",
+        "warning lost-fast-path (fails the gate) attention ran unfused",
+        "where: model.py:12 in forward (attention)",
+        "cost: at least 900 µs to gain, 1.50 ms observed, 40% of all, 3 calls",
+        "found: attn_mask: required none, found dense",
+        "remedy: pass is_causal=True",
+        "over-broad",
+        "3.0 T (100%)",
+        "Failed: 1 lost-fast-path.",
+    ):
+        assert part in flat, (part, text)
+    assert text.rstrip().endswith("Failed: 1 lost-fast-path.")
+
+
+def test_colour_is_for_terminals() -> None:
+    plain, coloured = console(100), console(100, is_terminal=True)
+    for out in (plain, coloured):
+        print_report(report(findings=(finding(),)), LOST, out)
+    assert "\x1b" not in printed(plain)
+    assert "\x1b[1;31m" in printed(coloured)
+    assert re.sub("\x1b\\[[0-9;]*m", "", printed(coloured)) == printed(plain)
+
+
+def test_long_lists_end_with_how_many_more() -> None:
+    rows = tuple(
+        Row(op=f"op{n}", implementation=f"i{n}", calls=1, time_us=1.0) for n in range(MAX_ROWS + 5)
+    )
+    findings = tuple(finding(rule=f"r{n}") for n in range(MAX_FINDINGS + 7))
+    out = console(100)
+    print_report(report(rows=rows, findings=findings), frozenset(), out)
+    text = printed(out)
+    assert "… and 5 more rows: see --json" in text
+    assert "… and 7 more findings: see --json" in text
+    assert f"No gate. {MAX_FINDINGS + 7} findings: {MAX_FINDINGS + 7} lost-fast-path." in text
+
+
+def test_quantities_read_well() -> None:
+    assert [format_time(us) for us in (None, 0, 0.5, 1, 999.4, 12_345, 3.2e6, -5)] == [
+        "", "0 ns", "500 ns", "1.00 µs", "999 µs", "12.3 ms", "3.20 s", "-5.00 µs",
+    ]  # fmt: skip
+    assert [format_share(share) for share in (None, 0, 0.0004, 0.004, 0.0994, 0.41, 1.0)] == [
+        "", "0%", "<0.1%", "0.4%", "9.9%", "41%", "100%",
+    ]  # fmt: skip
+    assert [format_count(n) for n in (0, 1204, 3.1e6, 2.4e9, 5e12)] == [
+        "0", "1,204", "3.1 M", "2.4 G", "5.0 T",
+    ]  # fmt: skip
+    assert [format_bytes(n) for n in (0, 1023, 2048, 3 << 30)] == [
+        "0 B", "1,023 B", "2.0 KiB", "3.0 GiB",
+    ]  # fmt: skip
+    assert (plural(1, "call"), plural(1204, "call")) == ("1 call", "1,204 calls")
