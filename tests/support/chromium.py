@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 
-DEADLINE_S = 60.0
+DEADLINE_S = float(os.environ.get("PAGE_DEADLINE_S", "60"))
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _OPTIONS = (
     "--headless=new",
@@ -229,9 +229,12 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, timeout_s: float = DEADLINE_S) -> Any:
-        """The first true value of the expression; fails the test when there is none in time."""
+        """The first true value of the expression (True for an element); fails the test when there
+        is none in time."""
         end = time.monotonic() + timeout_s
-        while not (value := self.evaluate(expression)):
+        # An element would come as an empty object, which is not true here.
+        found = f"((found) => found instanceof Node || found)({expression})"
+        while not (value := self.evaluate(found)):
             assert time.monotonic() < end, (
                 f"not in {timeout_s:g} s: {expression}\n{self.text()[:3000]}\n{self.problems}"
             )
