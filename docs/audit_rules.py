@@ -7,9 +7,8 @@ import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 
-import support
-
 import hal.auditing.rules
+import support
 from hal.auditing.gates import GateClass
 from hal.auditing.rule_texts import GATE_MEANINGS
 from hal.auditing.rules import ALL_RULES

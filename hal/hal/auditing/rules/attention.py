@@ -105,6 +105,8 @@ def _needless_mask(index: TraceIndex) -> Iterator[Hit]:
         mask = arguments.mask
         if mask is None or not mask.pattern or mask.num_elements < MIN_ELEMENTS:
             continue
+        if mask.requires_grad:
+            continue  # learnt: it will not stay what it is
         lengths = (arguments.query.shape[-2], arguments.key.shape[-2])
         is_causal = mask.pattern == "causal" and lengths[0] == lengths[1]
         if not is_causal and mask.pattern != "all-true":

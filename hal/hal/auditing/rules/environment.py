@@ -11,8 +11,8 @@ from hal.auditing.rules.trace_index import TraceIndex
 
 def _overrides(index: TraceIndex) -> Iterator[Hit]:
     for variable in index.trace.variables:
-        if not variable.changes_decision and not variable.is_slow:
-            continue
+        if not variable.is_slow:
+            continue  # the report lists it; many a variable decides something and costs nothing
         yield Hit(
             title=f"{variable.name}={variable.value}: {variable.effect}",
             evidence=(
@@ -23,8 +23,6 @@ def _overrides(index: TraceIndex) -> Iterator[Hit]:
                 ),
             ),
             remedy=f"unset {variable.name}, or waive it",
-            # Many a variable decides something and costs nothing: a number of threads, a cache.
-            gate=None if variable.is_slow else GateClass.ADVICE,
         )
 
 
@@ -32,8 +30,7 @@ RULES = (
     Rule(
         id="environment-override",
         gate=GateClass.IGNORED_SETTING,
-        summary="an environment variable that makes the program slow; advice where it only changes "
-        "what is chosen",
+        summary="an environment variable whose value makes the program slow",
         remedy="unset the variable, or waive it",
         check=_overrides,
     ),

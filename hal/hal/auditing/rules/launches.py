@@ -16,10 +16,11 @@ TINY_ELEMENTS_ACCELERATOR = 16_384
 while it does more in each."""
 MANY_CALLS_A_STEP = 200
 """So many tiny ops in one function and step are a loop over elements, written in Python."""
-MANY_PRODUCTS_A_STEP = 8
+PRODUCTS_IN_A_LOOP = 8
 SMALL_PRODUCT_FLOPS = {"cpu": 2e6}
 SMALL_PRODUCT_FLOPS_ACCELERATOR = 2e8
 
+_PICKS = frozenset({"index", "index_select", "gather", "index_add_"})
 _TINY_CLASSES = ("elementwise", "reduction", "activation", "copy", "other")
 
 
@@ -64,29 +65,26 @@ def _is_tiny(op: ObservedOp) -> bool:
 
 
 def _small_products(index: TraceIndex) -> Iterator[Hit]:
-    shared_frames = _frames_that_pick(index)
+    picking = _frames_that_pick(index)
     for frame, ops in index.by_frame.items():
-        products: dict[int, list[ObservedOp]] = {}
+        by_line: dict[int, list[ObservedOp]] = {}
         for op in ops:
             if op.op_class == "gemm" and op.location is not None and _is_small(op):
-                products.setdefault(op.location.line, []).append(op)
-        for group in products.values():
-            per_step = calls_of(group) / index.num_steps
-            shared = sum(op.shared_inputs for op in group)
-            picks = frame in shared_frames or any(
-                frame_of(outer) in shared_frames for outer in group[0].stack[:4]
-            )
-            if per_step < MANY_PRODUCTS_A_STEP or (shared * 2 < calls_of(group) and not picks):
+                by_line.setdefault(op.location.line, []).append(op)
+        for group in by_line.values():
+            length = run_length(group)
+            frames = [frame, *(frame_of(outer) for outer in group[0].stack[:4])]
+            length = max([length, *(picking[f] for f in frames if f in picking)])
+            if length < PRODUCTS_IN_A_LOOP or calls_of(group) < PRODUCTS_IN_A_LOOP:
                 continue
             worst = max(group, key=lambda op: op.calls)
-            pair = operands(worst)
             yield Hit(
-                title=f"a loop of {per_step:.0f} small products a step over parts of one tensor",
+                title=f"a loop of {length:.0f} small products over parts of one tensor",
                 location=worst.location,
                 op="gemm",
                 evidence=(
-                    evidence("products a step", "1 batched or grouped", f"{per_step:.0f}"),
-                    evidence("arguments", "", shapes_text(pair or worst.inputs)),
+                    evidence("products", "1 batched or grouped", f"{length:.0f} in a row"),
+                    evidence("arguments", "", shapes_text(operands(worst) or worst.inputs)),
                 ),
                 calls=calls_of(group),
                 time_us=time_of(group),
@@ -94,14 +92,22 @@ def _small_products(index: TraceIndex) -> Iterator[Hit]:
             )
 
 
-def _frames_that_pick(index: TraceIndex) -> set[Frame]:
-    """Functions that take parts out of one tensor, again and again: x[rows] per expert."""
-    found: set[Frame] = set()
-    for op in index.trace.ops:
-        is_pick = bare_name(op.name) in ("index", "index_select", "gather", "index_add_")
-        is_looped = op.shared_inputs / index.num_steps >= MANY_PRODUCTS_A_STEP / 2
-        if is_pick and is_looped and op.shared_inputs * 2 >= op.calls:
-            found.add(frame_of(op.location))
+def run_length(ops: list[ObservedOp]) -> float:
+    """How many calls in a row, on average, read from the same tensor."""
+    calls = calls_of(ops)
+    return calls / max(1, calls - sum(op.shared_inputs for op in ops))
+
+
+def _frames_that_pick(index: TraceIndex) -> dict[Frame, float]:
+    """Functions that take parts out of one tensor, again and again (x[rows] for each expert), and
+    how often in a row."""
+    found: dict[Frame, float] = {}
+    for frame, ops in index.by_frame.items():
+        picks = [op for op in ops if bare_name(op.name) in _PICKS]
+        for op in picks:
+            length = run_length([op])
+            if length >= PRODUCTS_IN_A_LOOP:
+                found[frame] = max(found.get(frame, 0.0), length)
     return found
 
 
@@ -125,8 +131,8 @@ RULES = (
     Rule(
         id="loop-of-small-products",
         gate=GateClass.LOST_FAST_PATH,
-        summary="eight or more small products a step at one line over parts of one tensor: a loop "
-        "over experts or heads",
+        summary="eight or more small products in a row at one line over parts of one tensor: "
+        "a loop over experts or heads",
         remedy="one torch.bmm, torch._grouped_mm or einsum over all of them",
         check=_small_products,
     ),

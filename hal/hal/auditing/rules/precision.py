@@ -123,7 +123,7 @@ def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
             continue
         if any(narrower_origins(fact) for fact in pair) or op.flops < 1e6 * op.calls:
             continue
-        is_tf32_on = index.setting("float32_matmul_precision") not in (None, "highest")
+        is_tf32_on = index.trace.settings.get("float32_matmul_precision") not in (None, "highest")
         if pair[0].device != "cpu" and tf32 and is_tf32_on:
             continue
         found = f"{slow:.3g} in float32, {fast:.3g} in 16 bits"

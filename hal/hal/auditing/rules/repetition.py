@@ -111,9 +111,9 @@ def _dequantised(index: TraceIndex) -> Iterator[Hit]:
             continue
         if source.num_elements < MIN_ELEMENTS:
             continue
+        become = "taken apart" if made.dtype == source.dtype else f"turned into {made.dtype}"
         yield Hit(
-            title=f"a {source.dtype} weight turned into {made.dtype} at each call, before its "
-            "product",
+            title=f"a weight of {source.dtype} {become} at each call, before its product",
             location=op.location,
             op="gemm",
             evidence=(
@@ -132,7 +132,10 @@ def _dequantised(index: TraceIndex) -> Iterator[Hit]:
 
 def _constant_copied(index: TraceIndex) -> Iterator[Hit]:
     for op, source, made in _repeated_copies(index):
-        if source.dtype != made.dtype:
+        # x.clone() is a snapshot, or a model that is copied: what is meant is the copy.
+        if source.dtype != made.dtype or (
+            bare_name(op.function) == "clone" and source.is_contiguous
+        ):
             continue
         how = "laid out anew" if not source.is_contiguous else "copied"
         yield Hit(

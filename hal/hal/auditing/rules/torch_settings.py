@@ -18,10 +18,12 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 
 def _setting(index: TraceIndex, name: str, found: str, title: str) -> Iterator[Hit]:
     if index.trace.settings.get(name) == found:
+        under = [call for call in index.trace.functions if call.settings.get(name) == found]
         yield Hit(
             title=title,
-            location=index.trace.settings_places.get(name),
+            location=index.setting_place(name, found),
             evidence=(evidence(name, "torch's default", found),),
+            calls=sum(call.calls for call in under),
         )
 
 
@@ -50,10 +52,9 @@ def _fused_attention_off(index: TraceIndex) -> Iterator[Hit]:
     for call, _, backend in attention_calls(index):
         if backend != "math" or call.settings.get("flash_sdp") != "False":
             continue
-        place = index.trace.settings_places.get("flash_sdp")
         yield Hit(
             title="torch's fused attention is disabled by the program",
-            location=place or call.location,
+            location=index.trace.settings_places.get("flash_sdp") or call.location,
             op="attention",
             evidence=(evidence("flash_sdp", "enabled", "disabled"),),
             calls=call.calls,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from functools import cached_property
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from hal.auditing.document import Location
 from hal.auditing.trace import FunctionCall, ObservedOp, Trace
@@ -19,7 +20,8 @@ Frame = tuple[str, str]
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
-HOST_DEVICES = frozenset({"cpu", "meta"})
+_COMPREHENSION: Final = re.compile(r"(?:\.<locals>)?\.?<(?:genexpr|(?:list|set|dict)comp)>")
+HOST_DEVICES: Final = frozenset({"cpu", "meta"})
 
 
 class TraceIndex:
@@ -68,11 +70,11 @@ class TraceIndex:
         """Whether that many calls from one line are work of each step, and not of setting up."""
         return calls >= max(2, self.trace.steps)
 
-    def setting(self, name: str, call: FunctionCall | None = None) -> str | None:
-        """Value of a torch setting that is not at its default, during a call or ever."""
-        if call is not None:
-            return call.settings.get(name)
-        return self.trace.settings.get(name)
+    def setting_place(self, name: str, value: str) -> Location | None:
+        """Where the program gave a torch setting that value; else its first call under it."""
+        known = self.trace.settings_places.get(name)
+        calls = (call for call in self.trace.functions if call.settings.get(name) == value)
+        return known or next((call.location for call in calls if call.location), None)
 
     def rank_of(self, seen: ObservedOp | FunctionCall) -> int | None:
         """Rank of an observation, where there are several."""
@@ -96,7 +98,10 @@ def place_of(location: Location | None) -> Place:
 
 
 def frame_of(location: Location | None) -> Frame:
-    return ("", "") if location is None else (location.file, location.function)
+    """A comprehension belongs to the function that it stands in."""
+    if location is None:
+        return ("", "")
+    return (location.file, _COMPREHENSION.sub("", location.function) or "<module>")
 
 
 def _grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:

@@ -85,14 +85,14 @@ def _numpy(index: TraceIndex) -> Iterator[Hit]:
             fact = first_argument(calls[-1])
             if not index.is_repeated(total) or fact is None or fact.num_elements < MIN_ELEMENTS:
                 continue
-            yield _left_torch(index, calls, "numpy", shape_text(fact))
+            yield _left_torch(index, calls, "numpy arrays", shape_text(fact))
 
 
 def _lists(index: TraceIndex) -> Iterator[Hit]:
     for calls in _by_line(index.functions.get("tolist", [])):
         fact = first_argument(calls[-1])
         if fact is not None and fact.num_elements >= MIN_ELEMENTS:
-            yield _left_torch(index, calls, "a Python list", shape_text(fact))
+            yield _left_torch(index, calls, "Python lists", shape_text(fact))
     for name in _SCALAR_READS:
         for calls in _by_line(index.functions.get(name, [])):
             per_step = sum(call.calls for call in calls) / index.num_steps

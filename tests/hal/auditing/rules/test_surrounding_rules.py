@@ -123,7 +123,7 @@ def test_variables() -> None:
     harmless = Variable(name="X_LOG", value="1", effect="logs")
     found = findings(trace(variables=[slow, decides, harmless]), "environment-override")
     gates = {f.evidence[0].what: f.gate for f in found}
-    assert gates == {"X_BLOCKING": GateClass.IGNORED_SETTING, "X_THREADS": GateClass.ADVICE}
+    assert gates == {"X_BLOCKING": GateClass.IGNORED_SETTING}
 
 
 @pytest.mark.parametrize(

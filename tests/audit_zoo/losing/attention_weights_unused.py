@@ -1,0 +1,26 @@
+"""nn.MultiheadAttention returns its weights by default, and nobody reads them."""
+
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(64, 4)
+        self.norm = torch.nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed, _ = self.attention(x, x, x)  # LOSES: attention-by-hand
+        return self.norm(x + mixed)
+
+
+def main() -> None:
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.randn(48, 4, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+main()

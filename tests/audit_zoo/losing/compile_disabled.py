@@ -1,0 +1,20 @@
+"""A compiled function in an environment that switches the compiler off."""
+# RUN: env TORCH_COMPILE_DISABLE=1
+# LOSES-ANYWHERE: environment-override
+
+import torch
+
+
+def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # LOSES: eager-instead-of-compiled
+    return torch.relu(x @ weight) + x
+
+
+def main() -> None:
+    compiled = torch.compile(step)
+    weight = torch.randn(64, 64)
+    with torch.inference_mode():
+        for _ in range(3):
+            compiled(torch.randn(8, 64), weight)
+
+
+main()
