@@ -32,12 +32,14 @@ SCHEMA = "halstack.plan/1"
 class OpSite:
     """A call site of a model. `site` has "*" for the layer number where layers share the request;
     `layers` lists them; empty for a site outside the layers. ranks: of the group that call it.
+    is_sampled: only the rows that get logits go through it, in a step that has more.
     Raises ValueError if there is a "*" without layers or layers without a "*"."""
 
     site: str
     request: OpRequest
     layers: tuple[int, ...] = ()
     ranks: tuple[int, ...] = (0,)
+    is_sampled: bool = False
 
     def __post_init__(self) -> None:
         if ("*" in self.site) != bool(self.layers):

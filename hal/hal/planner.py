@@ -19,7 +19,7 @@ from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest, TokenRange
 from hal.plan import OpSite, Plan, PlannedOp
 from hal.ranges import decide_ranges
-from hal.roofline import bound_of, step_bound_us, unverified_rates
+from hal.roofline import bound_of, measured_elsewhere, step_bound_us, unverified_rates
 from hal.selection import Decision, LostFastPath, SelectionRules, select
 from hal.step_costs import Step, estimate_step
 from hal.suggestions import did_you_mean
@@ -257,8 +257,16 @@ def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
 
 
 def _unverified_notes(inputs: PlanInputs) -> list[str]:
-    found = unverified_rates((s.request for s in inputs.sites), inputs.device, inputs.link)
-    return [f"times rest on unverified figures: {', '.join(found)}"] if found else []
+    requests = [site.request for site in inputs.sites]
+    notes = []
+    if found := unverified_rates(requests, inputs.device, inputs.link):
+        notes.append(f"times rest on unverified figures: {', '.join(found)}")
+    if found := measured_elsewhere(requests, inputs.device):
+        notes.append(
+            "times rest on rates that others measured on such a device, as no peak of it is known, "
+            f"and may be undercut: {', '.join(found)}"
+        )
+    return notes
 
 
 def _decode_bound_us(inputs: PlanInputs) -> float | None:

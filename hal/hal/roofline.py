@@ -2,7 +2,8 @@
 
 max(bytes / bandwidth, operations / rate), after https://doi.org/10.1145/1498765.1498785. The rates
 are the device's own, each with its evidence: measured ones, or a database's for a device that is
-not here. Without a rate there is no bound, never a guessed one.
+not here. Where one of the two rates is not known the other one alone is still a lower limit, and
+the bound says so; a rate is never guessed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,25 @@ from hal.ops.collective import CollectiveRequest
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.request import OpRequest
 
+# An attribute of a device: keys of its evidence, divided by spaces, whose rates are no peaks.
+MEASURED_ELSEWHERE = "rates_measured_elsewhere"
+BoundBy = Literal["memory", "compute", "link", "memory only", "compute only"]
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Least time of one call in µs, and what sets it."""
+    """Least time of one call in µs, and what sets it.
+
+    "memory only", "compute only": the rate of the other is not known, so the bound is of one half
+    of the work; it is still a lower limit."""
 
     us: float
-    by: Literal["memory", "compute", "link"]
+    by: BoundBy
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is of one half of the work only."""
+        return self.by.endswith("only")
 
 
 def needed_work(request: OpRequest, tokens: int) -> Work:
@@ -47,7 +60,7 @@ def bound_of(
     candidate: KernelCandidate | None = None,
     link: GroupLink | None = None,
 ) -> Bound | None:
-    """The bound of one call with that many tokens; None where a rate it needs is not known.
+    """The bound of one call with that many tokens; None where no rate of it is known.
 
     candidate: bound of what this implementation does, which may be more than the op needs.
     link: of the group, for collectives: without it they have no bound, since what links the ranks
@@ -57,15 +70,13 @@ def bound_of(
     work = own or needed_work(request, tokens)
     if isinstance(request, CollectiveRequest):
         return _link_bound(work, link)
-    if not device.memory_bandwidth:
-        return None
-    memory_us = work.bytes / device.memory_bandwidth * 1e6
-    if not work.flops:
-        return Bound(memory_us, "memory")
     rate = device.peak_flops.get(work.unit)
-    if not rate:
-        return None
-    compute_us = work.flops / rate * 1e6
+    memory_us = work.bytes / device.memory_bandwidth * 1e6 if device.memory_bandwidth else None
+    compute_us = work.flops / rate * 1e6 if rate and work.flops else None
+    if memory_us is None:
+        return None if compute_us is None else Bound(compute_us, "compute only")
+    if compute_us is None:
+        return Bound(memory_us, "memory only" if work.flops else "memory")
     return Bound(memory_us, "memory") if memory_us >= compute_us else Bound(compute_us, "compute")
 
 
@@ -79,13 +90,8 @@ def unverified_rates(
     requests: Iterable[OpRequest], device: DeviceSpec, link: GroupLink | None = None
 ) -> list[str]:
     """The rates that bounds of these requests rest on and that only an unverified source states.
-    A rate that nobody states bounds nothing, and without the bandwidth no other one does."""
-    keys = {"memory_bandwidth": "memory bandwidth"} if device.memory_bandwidth else {}
-    for request in requests if keys else ():
-        if not isinstance(request, CollectiveRequest):
-            unit = needed_work(request, request.tokens.high).unit
-            if device.peak_flops.get(unit):
-                keys[f"peak_flops.{unit}"] = f"peak rate of {unit}"
+    A rate that nobody states bounds nothing."""
+    keys = rate_keys(requests, device)
     found = [
         f"{name} ({device.evidence[key].source})"
         for key, name in keys.items()
@@ -95,6 +101,28 @@ def unverified_rates(
     if link and has_rate and link.evidence.confidence is Confidence.UNVERIFIED:
         found.append(f"bandwidth of the link ({link.evidence.source})")
     return found
+
+
+def measured_elsewhere(requests: Iterable[OpRequest], device: DeviceSpec) -> list[str]:
+    """The rates that bounds of these requests rest on and that somebody measured on another card of
+    the product, where its maker states none: the product may be faster."""
+    measured = str(device.attributes.get(MEASURED_ELSEWHERE, "")).split()
+    return [
+        f"{name} ({device.evidence[key].source})" if key in device.evidence else name
+        for key, name in rate_keys(requests, device).items()
+        if key in measured
+    ]
+
+
+def rate_keys(requests: Iterable[OpRequest], device: DeviceSpec) -> dict[str, str]:
+    """Key of `DeviceSpec.evidence` -> name, of the known rates that bound these requests."""
+    keys = {"memory_bandwidth": "memory bandwidth"} if device.memory_bandwidth else {}
+    for request in requests:
+        if not isinstance(request, CollectiveRequest):
+            unit = needed_work(request, request.tokens.high).unit
+            if device.peak_flops.get(unit):
+                keys[f"peak_flops.{unit}"] = f"peak rate of {unit}"
+    return keys
 
 
 def _unit(request: OpRequest) -> str:

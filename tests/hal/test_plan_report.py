@@ -174,10 +174,74 @@ def test_a_step_takes_the_range_its_tokens_fall_into_and_only_its_phase(
     assert {s.site for s in huge.sites} == {"any", "decode"}
 
 
+def test_only_rows_that_get_logits_go_through_the_head(
+    candidate: Any, gemm: Any, fast: DeviceSpec
+) -> None:
+    body = OpSite(site="body", request=gemm(tokens=TokenRange(1, 64)))
+    head = OpSite(site="head", request=gemm(tokens=TokenRange(1, 64)), is_sampled=True)
+    steps = [Step(phase="decode", tokens=7), Step(phase="prefill", tokens=64)]
+    decode, prefill = report([body, head], [candidate("toy.ok")], fast, steps=steps).steps
+    assert [site.rows for site in decode.sites] == [7, 7]
+    assert [site.rows for site in prefill.sites] == [64, 1]
+    (one,) = report([body], [candidate("toy.ok")], fast, steps=[Step(phase="any", tokens=1)]).steps
+    assert prefill.sites[1].us == pytest.approx(one.sites[0].us)
+
+
+def test_a_range_of_the_head_is_that_of_the_rows_it_gets(
+    candidate: Any, gemm: Any, fast: DeviceSpec
+) -> None:
+    head = OpSite(site="head", request=gemm(tokens=TokenRange(1, 64)), is_sampled=True)
+    offered = [
+        candidate("toy.few", us=lambda t: 1.0 if t <= 4 else 100.0),
+        candidate("toy.many", us=10.0),
+    ]
+    (step,) = report([head], offered, fast, steps=[Step(phase="prefill", tokens=64)]).steps
+    assert [site.choice for site in step.sites] == ["toy.few"]
+
+
+def test_bytes_alone_are_a_limit_of_a_step_and_operations_alone_tell_nothing(
+    candidate: Any, gemm: Any, fast: DeviceSpec
+) -> None:
+    sites, offered = [OpSite(site="up", request=gemm())], [candidate("toy.ok")]
+    whole = report(sites, offered, fast).steps[0]
+    slow = dataclasses.replace(fast, peak_flops={"bfloat16": 1e12})
+    (step,) = report(sites, offered, slow).steps
+    assert (step.partial, step.unknown, step.is_telling) == (("up",), (), True)
+    assert 0 < step.total_us <= whole.total_us
+    assert step.to_dict()["partial"] == ["up"]
+    dark = dataclasses.replace(fast, memory_bandwidth=None)
+    (step,) = report(sites, offered, dark).steps
+    assert (step.partial, step.is_telling) == (("up",), False)
+
+
+def test_nothing_is_said_to_be_lost_against_half_of_the_better_ones_work(
+    candidate: Any, gemm: Any, fast: DeviceSpec
+) -> None:
+    sites = [OpSite(site="up", request=gemm())]
+    offered = [
+        candidate(
+            "toy.best",
+            Tier.NATIVE,
+            unmet=[ReasonKind.SOFTWARE],
+            work=lambda r, t: Work(flops=1e9, bytes=1e3, unit="fp8"),
+        ),
+        candidate(
+            "toy.slow",
+            Tier.PORTABLE,
+            work=lambda r, t: Work(flops=1e9, bytes=4e3, unit="float32"),
+        ),
+    ]
+    (step,) = report(sites, offered, fast).steps
+    assert step.sites[0].lost_us is None
+    known = dataclasses.replace(fast, peak_flops=RATES | {"fp8": 1e13})
+    (step,) = report(sites, offered, known).steps
+    assert step.sites[0].lost_us is not None
+
+
 def test_without_a_rate_there_is_no_bound_and_the_step_says_where(
     candidate: Any, gemm: Any, fast: DeviceSpec
 ) -> None:
-    unknown = dataclasses.replace(fast, peak_flops={"bfloat16": 1e12})
+    unknown = dataclasses.replace(fast, peak_flops={"bfloat16": 1e12}, memory_bandwidth=None)
     plan = report([OpSite(site="up", request=gemm())], [candidate("toy.ok")], unknown)
     assert plan.steps[0].unknown == ("up",)
     assert plan.steps[0].total_us == 0
@@ -326,7 +390,9 @@ def test_sites_that_lost_the_same_share_a_line_and_waivers_do_not_flood(
 
 def test_a_step_of_which_little_is_known_has_no_sum_to_show() -> None:
     def site(us: float | None) -> SiteCost:
-        return SiteCost(site="s", op="o", choice="c", tier="native", calls=1, us=us, by=None)
+        return SiteCost(
+            site="s", op="o", choice="c", tier="native", calls=1, rows=1, us=us, by=None
+        )
 
     def step(*times: float | None) -> StepEstimate:
         return StepEstimate(phase="decode", tokens=1, sites=tuple(site(us) for us in times))

@@ -15,10 +15,11 @@ from hal.measurements import (
     save_measurements,
     with_measurements,
 )
+from hal.ops.embedding import EmbeddingRequest
 from hal.ops.formats import FORMATS
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
-from hal.roofline import bound_of, step_bound_us, unverified_rates
+from hal.roofline import bound_of, measured_elsewhere, step_bound_us, unverified_rates
 
 BARE = DeviceSpec(
     device_id="cpu:0", vendor="v", backend="cpu", name="n", arch="a", torch_device="cpu"
@@ -56,11 +57,48 @@ def test_int8_activations_are_bound_by_the_int8_rate() -> None:
     assert bound.us == pytest.approx(2 * 4096 * 1000 * 500 / 400e9 * 1e6)
 
 
-def test_no_bound_without_a_measured_rate() -> None:
+def test_no_bound_without_any_rate() -> None:
     assert bound_of(_gemm("float32"), 1, BARE) is None
-    without_float = dataclasses.replace(MEASURED, peak_flops={})
-    assert bound_of(_gemm("float32"), 1, without_float) is None
     assert step_bound_us([(_gemm("float32"), 3)], 1, BARE) is None
+    other = dataclasses.replace(BARE, peak_flops={"int8": 4e11})
+    assert bound_of(_gemm("float32"), 1, other) is None
+
+
+@pytest.mark.parametrize("tokens", [1, 512])
+def test_one_rate_alone_bounds_its_half_and_says_so(tokens: int) -> None:
+    whole = bound_of(_gemm("float32"), tokens, MEASURED)
+    bytes_only = bound_of(
+        _gemm("float32"), tokens, dataclasses.replace(MEASURED, peak_flops={"int8": 4e11})
+    )
+    flops_only = bound_of(
+        _gemm("float32"), tokens, dataclasses.replace(MEASURED, memory_bandwidth=None)
+    )
+    assert whole is not None
+    assert bytes_only is not None
+    assert flops_only is not None
+    assert (bytes_only.by, flops_only.by) == ("memory only", "compute only")
+    assert max(bytes_only.us, flops_only.us) == pytest.approx(whole.us)
+    assert bytes_only.is_partial
+    assert flops_only.is_partial
+    assert not whole.is_partial
+
+
+def test_what_has_no_arithmetic_is_whole_without_a_rate() -> None:
+    gather = EmbeddingRequest(vocab_size=100, hidden_size=64, dtype="float32")
+    bound = bound_of(gather, 3, dataclasses.replace(MEASURED, peak_flops={}))
+    assert bound is not None
+    assert bound.by == "memory"
+
+
+def test_rates_that_others_measured_are_named() -> None:
+    claim = Evidence(source="a bench", found="1", confidence=Confidence.DATABASE)
+    device = dataclasses.replace(
+        MEASURED,
+        evidence={"peak_flops.float32": claim},
+        attributes={"rates_measured_elsewhere": "peak_flops.float32 peak_flops.int8"},
+    )
+    assert measured_elsewhere([_gemm("float32")], device) == ["peak rate of float32 (a bench)"]
+    assert measured_elsewhere([_gemm("float32")], MEASURED) == []
 
 
 def test_rates_that_nobody_states_are_no_unverified_figures() -> None:
@@ -74,8 +112,9 @@ def test_rates_that_nobody_states_are_no_unverified_figures() -> None:
     ]
     slow = dataclasses.replace(known, peak_flops={})
     assert unverified_rates(requests, slow) == ["memory bandwidth (a leaflet)"]
-    # Without the bandwidth nothing is bounded, whatever the peak rates.
-    assert unverified_rates(requests, dataclasses.replace(known, memory_bandwidth=None)) == []
+    assert unverified_rates(requests, dataclasses.replace(known, memory_bandwidth=None)) == [
+        "peak rate of float32 (a leaflet)"
+    ]
 
 
 def test_a_step_is_the_sum_of_its_calls() -> None:

@@ -21,6 +21,10 @@ from hal_engine.models.stream_sites import engram_sites, stream_call
 EMBED_TENSOR = "model.embed_tokens.weight"
 HEAD_TENSOR = "lm_head.weight"
 Site = tuple[str, int | None, OpRequest]
+# What only the rows that get logits go through.
+SAMPLED_SITES = frozenset(
+    {"stream_head", "final_norm", "lm_head", "lm_head_all_gather", "sampler.top_k_top_p"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ site that nothing binds, or the other way round, is an error when the model is b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,7 +21,13 @@ from hal.ops.rope import RopeRequest
 from hal.plan import OpSite, group_sites
 from hal_engine.config import ModelConfig
 from hal_engine.models.family_shards import shard_family, shard_with_copies
-from hal_engine.models.family_sites import EMBED_TENSOR, HEAD_TENSOR, FamilySites, head_sites
+from hal_engine.models.family_sites import (
+    EMBED_TENSOR,
+    HEAD_TENSOR,
+    SAMPLED_SITES,
+    FamilySites,
+    head_sites,
+)
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS, feed_forward_sites
 from hal_engine.models.site_parts import HOST_LINK, SiteParts
 from hal_engine.models.step_limits import StepLimits
@@ -44,13 +51,14 @@ def model_sites(
     link: GroupLink = HOST_LINK,
 ) -> list[OpSite]:
     """All call sites of all ranks. Raises PlanError if the ranks cannot share the model."""
-    return group_sites(
+    sites = group_sites(
         (pattern, layer, rank, request)
         for rank in range(world_size)
         for pattern, layer, request in _sites_of_rank(
             config, precision, limits, (rank, world_size), link
         )
     )
+    return [dataclasses.replace(site, is_sampled=site.site in SAMPLED_SITES) for site in sites]
 
 
 def _sites_of_rank(
