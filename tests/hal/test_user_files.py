@@ -4,6 +4,7 @@ or a path never reach the terminal."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -106,6 +107,51 @@ def test_a_generated_file_replaces_and_a_template_does_not(tmp_path: Path) -> No
     write_user_text(file, "name of a file: \udcff")
     assert file.read_text(encoding="utf-8") == r"name of a file: \udcff"
     assert stat.S_ISREG(file.stat().st_mode)
+
+
+@pytest.mark.parametrize("may_replace", [True, False])
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_replace: bool
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    file = tmp_path / "file"
+    if may_replace:
+        file.write_text("older")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_user_text(file, "newer", may_replace=may_replace)
+    assert [path.name for path in tmp_path.iterdir()] == (["file"] if may_replace else [])
+    assert not may_replace or file.read_text() == "older"
+
+
+def test_a_file_is_moved_to_its_place_behind_links_with_its_permissions(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file, link = tmp_path / "folder" / "file", tmp_path / "link"
+    file.write_text("older")
+    file.chmod(0o640)
+    link.symlink_to("folder/file")
+    before = file.stat().st_ino
+    write_user_text(link, "newer")
+    assert file.read_text() == "newer"
+    assert link.is_symlink()
+    assert file.stat().st_ino != before  # another file in its place, never a half-written one
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert list((tmp_path / "folder").iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda folder: folder, lambda folder: Path("/dev/null"), _pipe, _circle],
+    ids=["folder", "device", "pipe", "circle"],
+)
+def test_only_a_regular_file_is_replaced(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    place = make(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(OSError):  # noqa: PT011 - the words are the system's
+        write_user_text(place, "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def _is_harmless(text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hal.suggestions import did_you_mean
+from hal.text_files import write_user_text
 from hal_capability_db.assembly import Draft
 from hal_capability_db.cli.context import database_of, overlays_of
 from hal_capability_db.errors import DatabaseError
@@ -50,7 +51,7 @@ def _export(
         typer.echo(text, nl=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        write_user_text(output, text)
     except OSError as error:
         found = error.strerror or str(error)
         remedy = "name another file"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from hal.errors import PlanError
 from hal.plugins.validation import from_document
-from hal.text_files import read_regular_text
+from hal.text_files import read_regular_text, write_user_text
 from hal_kernels.aot.machine_code import MachineCode
 
 SCHEMA = "halstack.kernel-evidence/1"
@@ -98,7 +98,7 @@ def write_evidence(found: KernelEvidence, store: Path = STORE) -> Path:
     path = evidence_path(found.kernel, found.target, store)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"schema": SCHEMA, **asdict(found)}
-    path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_user_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     return path
 
 
