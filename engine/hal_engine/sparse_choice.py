@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from hal.device import DevicePolicy, DeviceSpec
+from hal.device import SPARSE_ATTENTION, DevicePolicy, DeviceSpec
 from hal.errors import PlanError
 from hal.plan import OpSite
 from hal.waivers import WaiverBook, waiver_text
 from hal_engine.config import ModelConfig
 
-FEATURE = "sparse_attention"
 CHANGE = "dense_attention_for_sparse"  # also the name of the candidates' note
 _OPS = ("mla_attention", "compressed_attention")
 
@@ -28,7 +27,7 @@ def check_sparse_off(config: ModelConfig, policy: DevicePolicy, device: DeviceSp
         raise PlanError(
             who, "a model whose attention chooses its keys", config.family, "leave it at model"
         )
-    reason = policy.forced_features.get(FEATURE)
+    reason = policy.forced_features.get(SPARSE_ATTENTION)
     if reason is not None:
         raise PlanError(
             who,

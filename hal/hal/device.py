@@ -86,11 +86,19 @@ class DeviceSpec:
         return result
 
 
+# Features that a policy may force on. SPARSE_ATTENTION: a model that chooses its keys does so, and
+# dense attention for it is refused whatever the user allows. EAGER: no step is captured as a graph.
+SPARSE_ATTENTION = "sparse_attention"
+EAGER = "eager"
+FORCIBLE_FEATURES = (SPARSE_ATTENTION, EAGER)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePolicy:
     """What a device's backend forces on or disables, each with its reason.
 
-    forced_features: feature -> reason. disabled: glob over candidate names -> reason.
+    forced_features: one of FORCIBLE_FEATURES -> reason; what nothing reads would be no policy.
+    disabled: glob over candidate names -> reason.
     """
 
     forced_features: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from typing import Any
 
 from hal.answers import SemanticNotes, estimate_of, reasons_of
 from hal.candidates import KernelCandidate, SemanticNote
-from hal.device import DevicePolicy
+from hal.device import EAGER, DevicePolicy
 from hal.errors import SelectionError, UnservedRequestError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
@@ -201,10 +201,8 @@ def _unmet(
                     kind=ReasonKind.POLICY,
                 )
             )
-    if request.graph_mode == "graph" and not candidate.is_graph_safe:
-        reasons.append(
-            Reason(what="graph mode", required="safe to capture", found="not safe to capture")
-        )
+    if request.graph_mode == "graph":
+        reasons += _graph_reasons(candidate, rules)
     # Where only something fixable is in the way, the notes decide whether a fix would help.
     if not all(reason.kind.is_attainable for reason in reasons):
         return reasons
@@ -218,6 +216,26 @@ def _unmet(
                     kind=ReasonKind.SEMANTIC,
                 )
             )
+    return reasons
+
+
+def _graph_reasons(candidate: KernelCandidate, rules: SelectionRules) -> list[Reason]:
+    """What keeps a step with the candidate from being captured as a graph."""
+    reasons = []
+    if not candidate.is_graph_safe:
+        reasons.append(
+            Reason(what="graph mode", required="safe to capture", found="not safe to capture")
+        )
+    why = rules.policy.forced_features.get(EAGER)
+    if why is not None:
+        reasons.append(
+            Reason(
+                what="device policy",
+                required="steps captured as graphs",
+                found=f"eager is forced on: {why}",
+                kind=ReasonKind.POLICY,
+            )
+        )
     return reasons
 
 

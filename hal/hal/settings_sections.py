@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hal.errors import SettingsError
 from hal.plugins.listing import PluginEntry, list_entries
 from hal.plugins.probe import DEFAULT_DEADLINE_S, DEFAULT_MEMORY_MB
+from hal.plugins.watchdog import DEFAULT_HOOK_DEADLINE_S
 from hal.suggestions import did_you_mean
 
 SETTINGS_GROUP = "hal.settings"
@@ -38,6 +39,13 @@ class PluginSettings(BaseModel):
         ge=MIN_PROBE_DEADLINE_S,
         le=600,
         description="the longest one plug-in's probe may take, in seconds (15 to 600)",
+    )
+    hook_deadline_s: float = Field(
+        default=DEFAULT_HOOK_DEADLINE_S,
+        ge=1,
+        le=3600,
+        description="the longest a hook may take in hal's own process, in seconds (1 to 3600); ten "
+        "times that to create a runtime, to measure and for a self-test. The command then ends",
     )
     probe_memory_mb: int = Field(
         default=DEFAULT_MEMORY_MB,

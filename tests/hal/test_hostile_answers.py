@@ -12,7 +12,7 @@ import pytest
 
 from hal.answers import SemanticNotes, estimate_of, reasons_of, work_of
 from hal.candidates import KernelCandidate, Work
-from hal.device import DetectedDevice, DeviceSpec
+from hal.device import DetectedDevice, DevicePolicy, DeviceSpec
 from hal.errors import DeviceClaimError, DeviceNotFoundError, SelectionError
 from hal.host import RecordedHost
 from hal.ops import TokenRange
@@ -23,6 +23,7 @@ from hal.plugins.survey import survey_plugins
 from hal.plugins.validation import (
     checked_candidates,
     checked_measured,
+    checked_policy,
     checked_profiles,
     checked_spec,
 )
@@ -92,6 +93,14 @@ def test_candidates_have_printable_names_and_texts(
         checked_candidates([bad], "gemm", "acme", "hal-acme")
 
 
+@pytest.mark.parametrize("feature", ["egaer", "sparse_attention ", ""])
+def test_a_policy_that_nothing_would_read_is_refused(feature: str) -> None:
+    with pytest.raises(ValueError, match="sparse_attention, eager"):
+        checked_policy(DevicePolicy(forced_features={feature: "because"}))
+    fine = DevicePolicy(forced_features={"eager": "because"})
+    assert checked_policy(fine) == fine
+
+
 def _exits(*_: object) -> Any:
     raise SystemExit(0)
 
@@ -130,7 +139,7 @@ def test_an_answer_that_is_none_names_the_candidate(candidate: MakeCandidate) ->
 
 
 PROFILES = """
-from hal.device import DetectedDevice, DeviceSpec
+from hal.device import DetectedDevice, DevicePolicy, DeviceSpec
 from hal.hookspecs import BackendInfo, hookimpl
 
 @hookimpl

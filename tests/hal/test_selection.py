@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hal.candidates import KernelCandidate, SemanticNote
-from hal.device import DevicePolicy
-from hal.errors import SelectionError
+from hal.device import EAGER, DevicePolicy
+from hal.errors import SelectionError, UnservedRequestError
 from hal.ops import TokenRange
 from hal.ops.attention import AttentionRequest
 from hal.ops.formats import FORMATS
@@ -303,6 +303,14 @@ def test_a_candidate_that_is_not_safe_to_capture_is_a_lost_path_in_graph_mode(
     assert decision.choice.name == "b"
     assert decision.lost is not None
     assert (decision.lost.better, decision.lost.better_tier) == ("a", Tier.NATIVE)
+
+
+def test_a_platform_that_forces_eager_captures_nothing(candidate: Any, gemm: Any) -> None:
+    offered = [candidate("a", Tier.NATIVE), candidate("b", Tier.TUNED)]
+    policy = DevicePolicy(forced_features={EAGER: "its graphs lose a kernel"})
+    assert select(gemm(), offered, rules(policy=policy)).choice.name == "a"
+    with pytest.raises(UnservedRequestError, match="its graphs lose a kernel"):
+        select(gemm(graph_mode="graph"), offered, rules(policy=policy))
 
 
 def test_semantic_changes_are_refused_unless_each_is_allowed(candidate: Any, gemm: Any) -> None:

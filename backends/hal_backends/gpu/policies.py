@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hal.device import DevicePolicy, DeviceSpec
-
-SPARSE_ATTENTION = "sparse_attention"
-EAGER = "eager"
+from hal.device import EAGER, SPARSE_ATTENTION, DevicePolicy, DeviceSpec
 
 # Glob over candidate names -> what the mechanism is tied to.
 FOREIGN_MECHANISMS: Mapping[str, str] = {

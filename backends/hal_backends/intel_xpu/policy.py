@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hal.device import DevicePolicy, DeviceSpec
-from hal_backends.gpu.policies import EAGER, FOREIGN_MECHANISMS
+from hal.device import EAGER, DevicePolicy, DeviceSpec
+from hal_backends.gpu.policies import FOREIGN_MECHANISMS
 
 
 def device_policy(device: DeviceSpec) -> DevicePolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -98,8 +99,10 @@ class CliContext:
     def loader(self) -> PluginLoader:
         """Loads plug-ins of the survey into this process, each once."""
         from hal.plugins.manager import PluginLoader
+        from hal.plugins.watchdog import HookWatchdog
 
-        return PluginLoader(self.survey)
+        deadline_s = self.plugin_settings.hook_deadline_s
+        return PluginLoader(self.survey, HookWatchdog(deadline_s, backstop=sys.__stderr__))
 
     @cached_property
     def backends(self) -> BackendRegistry:

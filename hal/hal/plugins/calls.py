@@ -5,6 +5,7 @@ plug-in and the hook, and checks the answer down to the type of each field.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from hal.candidates import KernelCandidate
@@ -22,14 +23,15 @@ from hal.plugins.listing import PluginEntry
 from hal.plugins.loading import RegisteredPlugin, answer_error, call_error
 from hal.plugins.validation import (
     checked_candidates,
-    checked_data,
     checked_devices,
     checked_measured,
+    checked_policy,
     checked_profiles,
     checked_runtime,
     checked_sequence,
     checked_spec,
 )
+from hal.plugins.watchdog import HookWatchdog, watched_candidate
 
 if TYPE_CHECKING:
     import typer
@@ -47,8 +49,10 @@ class Plugin:
     (no devices, no candidates, no policy), and raises where it is not.
     """
 
-    def __init__(self, registered: RegisteredPlugin) -> None:
+    def __init__(self, registered: RegisteredPlugin, watchdog: HookWatchdog | None = None) -> None:
+        """watchdog: watches every hook called in this process; None where nobody does."""
         self._registered = registered
+        self._watchdog = watchdog
 
     @property
     def entry(self) -> PluginEntry:
@@ -109,19 +113,22 @@ class Plugin:
 
     def kernel_candidates(self, op: str, device: DeviceSpec) -> tuple[KernelCandidate, ...]:
         """`hal_kernel_candidates`: this plug-in's implementations of `op`, sorted by name."""
-        return self._optional(
+        found: tuple[KernelCandidate, ...] = self._optional(
             "hal_kernel_candidates",
             {"op": op, "device": device},
             lambda answer: checked_candidates(answer, op, self.info.name, self.entry.distribution),
             (),
         )
+        if self._watchdog is None:
+            return found
+        return tuple(watched_candidate(self._watchdog, self.entry, item) for item in found)
 
     def device_policy(self, device: DeviceSpec) -> DevicePolicy:
         """`hal_device_policy`: features forced on and implementations disabled."""
         return self._optional(
             "hal_device_policy",
             {"device": device},
-            lambda answer: checked_data(DevicePolicy, answer),
+            checked_policy,
             DevicePolicy(),
         )
 
@@ -147,8 +154,10 @@ class Plugin:
         self._call("hal_decision_made", {"decision": decision})
 
     def _call(self, hook: str, arguments: dict[str, object]) -> object:
+        watch = nullcontext() if self._watchdog is None else self._watchdog.watch(self.entry, hook)
         try:
-            answer: object = getattr(self._registered.manager.hook, hook)(**arguments)
+            with watch:
+                answer: object = getattr(self._registered.manager.hook, hook)(**arguments)
         except (Exception, SystemExit) as error:
             raise call_error(self.entry, f"hook {hook}", error) from error
         return answer

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 
 from hal.device import DetectedDevice
@@ -14,13 +15,16 @@ from hal.plugins.probe import DEFAULT_DEADLINE_S, ProbeReport
 from hal.plugins.registry import BackendRegistry
 from hal.plugins.states import PluginState, PluginStatus
 from hal.plugins.survey import PluginSurvey, find_entry, survey_plugins
+from hal.plugins.watchdog import HookWatchdog
 
 
 class PluginLoader:
     """Imports plug-ins of a survey into this process and keeps every plug-in's state."""
 
-    def __init__(self, survey: PluginSurvey) -> None:
+    def __init__(self, survey: PluginSurvey, watchdog: HookWatchdog | None = None) -> None:
+        """watchdog: watches the hooks of what is loaded; None for nobody does."""
         self.survey = survey
+        self._watchdog = watchdog
         self._states = {state.entry: state for state in survey.states}
         self._plugins: dict[PluginEntry, Plugin] = {}
 
@@ -41,8 +45,11 @@ class PluginLoader:
         if report is None or report.error is not None:
             raise self._unusable(entry, report)
         before = dict(os.environ)
+        watch = nullcontext() if self._watchdog is None else self._watchdog.watch(entry, "import")
         try:
-            plugin = Plugin(register_plugin(entry, import_plugin(entry)))
+            with watch:
+                registered = register_plugin(entry, import_plugin(entry))
+            plugin = Plugin(registered, self._watchdog)
         except PluginError as error:
             self.record_failure(entry, error)
             raise

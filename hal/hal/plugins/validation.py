@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from hal.candidates import KernelCandidate
-from hal.device import DetectedDevice, DeviceSpec
+from hal.device import FORCIBLE_FEATURES, DetectedDevice, DevicePolicy, DeviceSpec
 from hal.hookspecs import BackendInfo, Provides, Runtime
 from hal.tiers import Tier
 
@@ -111,6 +111,16 @@ def _items(data_type: type[object], value: object) -> Sequence[object]:
     if len(value) > MAX_ANSWERS:
         raise ValueError(f"required at most {MAX_ANSWERS} items, found {len(value)}")
     return value
+
+
+def checked_policy(value: object) -> DevicePolicy:
+    """A `DevicePolicy` that forces on only what something reads."""
+    policy = checked_data(DevicePolicy, value)
+    unknown = sorted(policy.forced_features.keys() - set(FORCIBLE_FEATURES))
+    if unknown:
+        known = ", ".join(FORCIBLE_FEATURES)
+        raise ValueError(f"required forced features among {known}, found {', '.join(unknown)}")
+    return policy
 
 
 def checked_info(value: object) -> BackendInfo:
