@@ -39,10 +39,10 @@ def devices() -> str:
                 f"`{device.arch}`",
                 ", ".join(f"`{number}`" for number in device.pci_device_ids) or _NOTHING,
                 _shown(device.memory_bytes),
-                _shown(device.memory_bandwidth),
+                _bandwidth(device),
                 *(_rate(device, *dtypes) for dtypes in _RATES.values()),
                 _shown(device.host_link),
-                _shown(device.fabric),
+                _fabric(device),
                 _shown(device.p2p),
             ]
             for device in _database().devices.values()
@@ -51,9 +51,16 @@ def devices() -> str:
         if rows:
             columns = ("id", "arch", "PCI", "memory", "bandwidth", *_RATES, "host", "fabric", "P2P")
             parts += [f"### {family.name}", markdown(columns, rows), _device_notes(family.id)]
+        else:
+            parts += [f"### {family.name}", _NO_PRODUCT.format(vendor=family.vendor)]
     return "\n\n".join(part for part in parts if part)
 
 
+_NO_PRODUCT = (
+    "No product is listed, as none of {vendor}'s has public figures. Its devices are detected all "
+    "the same, and told from those that they look like; to plan for one, put what is known of it "
+    "into an overlay of your own."
+)
 _RATES = {
     "FP32": ("float32",),
     "16 bit": ("bfloat16", "float16"),
@@ -68,7 +75,25 @@ def _rate(device: DeviceProfile, *dtypes: str) -> str:
         fact = device.peak.get(dtype)
         if fact is not None and fact.value is not None:
             return f"{fact.value / 1e12:.4g}" + _mark(fact)
+    for dtype in dtypes:
+        fact = device.measured.get(dtype)
+        if fact is not None and fact.value is not None:
+            return f"{fact.value / 1e12:.4g} measured" + _mark(fact)
     return _NOTHING
+
+
+def _bandwidth(device: DeviceProfile) -> str:
+    measured = device.measured.get("memory_bandwidth")
+    if device.memory_bandwidth.is_known or measured is None:
+        return _shown(device.memory_bandwidth)
+    return f"{_shown(measured)} measured"
+
+
+def _fabric(device: DeviceProfile) -> str:
+    """The kind of links, and how many devices they join each to each."""
+    group = device.fabric_group
+    joined = f" of {_shown(group)}" if group.is_known else ""
+    return _shown(device.fabric) + joined
 
 
 def _device_notes(family: str) -> str:

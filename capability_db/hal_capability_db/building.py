@@ -174,6 +174,7 @@ def _device(entry: DeviceEntry, arch: Architecture, origin: str) -> DeviceProfil
         host_link_bytes_per_s=_quantity(entry.host_link_bandwidth, per_card),
         fabric=_fact(entry.fabric),
         fabric_bytes_per_s=_quantity(entry.fabric_bandwidth, per_card),
+        fabric_group=_fact(entry.fabric_group),
         p2p=_fact(entry.p2p),
         warp_size=_fact(entry.warp_size) if entry.warp_size else arch.warp_size,
         shared_memory_per_block_bytes=(

@@ -27,6 +27,7 @@ _FIGURES = (
     "host_link_bytes_per_s",
     "fabric",
     "fabric_bytes_per_s",
+    "fabric_group",
     "p2p",
 )
 

@@ -185,7 +185,8 @@ class DeviceProfile:
     peak: dense rates by dtype, FLOP/s (OP/s for integers), as the maker or others state them;
     measured: rates and bandwidths somebody measured. memory_bytes: as stated, where a maker's GB of
     memory chips are GiB, as the chips are made; usable_memory_bytes: what software sees, where
-    known. fabric: "nvlink", "xgmi", …, "none". p2p: "enabled", "disabled" or "conditional" over
+    known. fabric: "nvlink", "xgmi", …, "none"; fabric_group: how many devices of a host it links
+    each to each, 2 for a bridge. p2p: "enabled", "disabled" or "conditional" over
     PCIe; its note says on what.
     """
 
@@ -210,6 +211,7 @@ class DeviceProfile:
     host_link_bytes_per_s: Fact[float]
     fabric: Fact[str]
     fabric_bytes_per_s: Fact[float]
+    fabric_group: Fact[int]
     p2p: Fact[str]
     warp_size: Fact[int]
     shared_memory_per_block_bytes: Fact[int]

@@ -89,6 +89,9 @@ class DeviceEntry(Overriding):
     host_link_bandwidth: QuantityEntry | None = Field(default=None, description="one direction")
     fabric: FabricEntry | None = Field(default=None, description="links between devices")
     fabric_bandwidth: QuantityEntry | None = Field(default=None, description="both directions")
+    fabric_group: CountEntry | None = Field(
+        default=None, description="how many devices the fabric links each to each"
+    )
     p2p: PeerEntry | None = Field(default=None, description="peer access over PCIe")
     warp_size: CountEntry | None = Field(default=None, description="if not the architecture's")
     shared_memory_per_block: QuantityEntry | None = Field(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hal.device import DeviceSpec
 from hal.device_group import GroupLink, group_link_of
+from hal.peer_links.store import with_links
 from hal.plugins.registry import BackendRegistry
 
 
@@ -22,7 +23,7 @@ def link_of_group(
     present = {found.device_id for found in registry.devices}
     if device.device_id not in present or device.torch_device == "cpu":
         return link
-    specs = [registry.describe(device_id) for device_id in sorted(present)]
+    specs = with_links([registry.describe(name) for name in sorted(present)], registry.host)
     alike = [spec for spec in specs if _kind(spec) == _kind(device)]
     if len(alike) < world_size:
         return link

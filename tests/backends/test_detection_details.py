@@ -249,6 +249,24 @@ def test_links_are_those_of_this_host_and_not_of_the_product() -> None:
     assert len(str(mesh[0].attributes["fabric_peers"]).split()) == 7
 
 
+def test_npu_smi_tells_which_npus_hccs_links() -> None:
+    found = _specs(_found("ascend-910b-x8"))
+    for spec in found:
+        others = {other.device_id for other in found} - {spec.device_id}
+        assert set(str(spec.attributes["fabric_peers"]).split()) == others
+        assert spec.attributes["fabric_is_full_mesh"] == 1
+        assert "npu-smi info -t topo" in spec.evidence["attributes.fabric"].source
+    host = compose("ascend-910b-x8")[0]
+    command = "npu-smi info -t topo"
+    said = host.commands[command]
+    assert said is not None
+    text = said.stdout.replace("HCCS", "PHB", 1)  # of NPU 0 to NPU 1
+    cut = replace(host, commands={**host.commands, command: replace(said, stdout=text)})
+    linked = _specs(look_at(cut))
+    assert sorted(len(str(s.attributes["fabric_peers"]).split()) for s in linked) == [6, *[7] * 7]
+    assert {spec.attributes["fabric_is_full_mesh"] for spec in linked} == {0}
+
+
 @pytest.mark.parametrize("text", ["", "GPU0\tnonsense\n", "\tGPU0\tGPU1\nGPU0\t X \tNV18\n"])
 def test_an_unclear_matrix_leaves_what_the_product_may_have(text: str) -> None:
     found = _with_tool("h200-x8-nvlink", "nvidia-smi topo -m", CommandOutput(0, text, ""))

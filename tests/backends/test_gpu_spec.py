@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from hal.device import Confidence, DeviceSpec
+from hal.device_group import group_link_of
 from hal.reasons import Reason, ReasonKind
 from hal_backends.gpu import limits
 from hal_backends.gpu.spec import device_spec, peer_access
@@ -37,11 +38,53 @@ def test_every_profile_becomes_a_specification(device: str) -> None:
             is_absent = dtype in (architecture.absent_matrix_dtypes.value or ())
             assert (f"matrix.{dtype}" in known) != is_absent
     for dtype, rate in profile.peak.items():
+        if not rate.is_known:
+            continue
         assert spec.peak_flops.get(dtype) == rate.value
         vouched = spec.evidence[f"peak_flops.{dtype}"].confidence is Confidence.DATABASE
         assert vouched == rate.is_verified
     assert spec.to_dict()["device_id"] == device  # survives JSON
-    assert spec.attributes["p2p"] in ("none", "claimed")
+    assert spec.attributes["p2p"] in ("none", "unknown", "claimed")
+
+
+def test_a_rate_that_only_somebody_measured_is_taken_and_named() -> None:
+    profile, spec = DATABASE.device("bi-v150"), spec_of("bi-v150")
+    assert not profile.memory_bandwidth.is_known
+    assert spec.memory_bandwidth == profile.measured["memory_bandwidth"].value
+    assert spec.peak_flops["bfloat16"] == profile.measured["bfloat16"].value
+    named = str(spec.attributes["rates_measured_elsewhere"]).split()
+    assert {"memory_bandwidth", "peak_flops.bfloat16"} <= set(named)
+    # Where the maker states a rate, what somebody measured is no rate of the product.
+    stated = spec_of("metax-c550")
+    assert stated.memory_bandwidth == DATABASE.device("metax-c550").memory_bandwidth.value
+    assert "rates_measured_elsewhere" not in stated.attributes
+
+
+@pytest.mark.parametrize(
+    ("device", "world", "is_full", "is_known"),
+    [
+        ("mi300x", 8, True, True),
+        ("h200-sxm", 8, True, True),
+        ("h200-sxm", 16, False, True),
+        ("ascend-910b3", 8, True, True),
+        ("metax-c550", 8, False, False),
+        ("metax-c550", 2, True, True),
+        ("h100-nvl", 4, False, False),
+    ],
+)
+def test_a_fabric_links_as_many_as_somebody_vouches_for(
+    device: str, world: int, is_full: bool, is_known: bool
+) -> None:
+    link = group_link_of(spec_of(device), world)
+    assert (link.is_full_mesh, link.is_mesh_known) == (is_full, is_known)
+    assert link.kind not in ("pcie", "host")
+
+
+def test_an_unverified_number_of_linked_devices_links_none() -> None:
+    spec = spec_of("h100-nvl", fabric_group=Fact(4, "", ("a leaflet",), "unverified"))
+    assert not group_link_of(spec, 4).is_full_mesh
+    spec = spec_of("h100-nvl", fabric_group=Fact(4, "", ("a manual",), "vendor-doc"))
+    assert group_link_of(spec, 4).is_full_mesh
 
 
 def test_a_fabric_counts_one_way_and_a_card_may_be_several_devices() -> None:
@@ -78,7 +121,8 @@ def test_what_an_architecture_lacks_is_not_claimed_by_a_product() -> None:
         ("enabled", "claimed"),
         ("enabled (measured ~53-54 GB/s one way)", "claimed"),
         ("disabled by stock driver", "none"),
-        (None, "none"),
+        ("conditional", "unknown"),
+        (None, "unknown"),
     ],
 )
 def test_peer_access_is_never_verified_by_a_document(text: str | None, want: str) -> None:

@@ -21,6 +21,8 @@ from hal.plugins.listing import PluginEntry
 from hal.plugins.probe import ProbeReport
 from hal.plugins.survey import survey_of
 
+HOSTS = Path(__file__).resolve().parent.parent / "fixtures" / "hosts"
+
 ACME = """
 import os
 from pathlib import Path
@@ -203,6 +205,27 @@ def test_light_commands_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert modules == "[]"
     assert float(seconds) < 2.0  # processor time: 0.3 s on an idle machine, more on a loaded one
+
+
+def test_links_of_a_host_without_pairs_are_said_to_be_none(hal: Hal, acme: Path) -> None:
+    done = hal(["devices", "--verify-links"])
+    assert done.returncode == 0
+    assert "No pairs" in done.stdout
+    assert "none but its CPU" in done.stdout
+    assert "Nothing was verified" in done.stdout
+    document = json.loads(hal(["devices", "--verify-links", "--json"]).stdout)
+    assert document["links"] == []
+    refused = hal(["devices", "--verify-links", "--host", str(HOSTS / "l40s-x4-switch.json")])
+    assert refused.returncode == 2
+    assert "this machine" in refused.stderr
+
+
+def test_the_picture_takes_the_place_of_the_list(hal: Hal) -> None:
+    host = str(HOSTS / "l40s-x4-switch.json")
+    picture = hal(["devices", "--topology", "--host", host]).stdout
+    assert picture.startswith("NUMA node 0")
+    assert "peak rates" not in picture
+    assert "peak rates" in hal(["devices", "--host", host]).stdout
 
 
 def test_devices(hal: Hal, acme: Path) -> None:

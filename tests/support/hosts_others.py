@@ -24,6 +24,7 @@ def _ascend_910b(host: HostBuilder) -> Expected:
     parts.ascend(host, 8)
     rows = [(n, 0, "910B3", address) for n, address in enumerate(order)]
     host.command("npu-smi info", tools.npu_smi(rows, 65536))
+    host.command("npu-smi info -t topo", tools.npu_topology(8, 2))
     parts.ascend_torch(host)
     host.environ(ASCEND_RT_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
     return one("ascend", "ascend-910b3", 8)

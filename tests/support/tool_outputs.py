@@ -133,6 +133,19 @@ def npu_smi(
     return "\n".join(lines) + "\n"
 
 
+def npu_topology(count: int, nodes: int) -> str:
+    """`npu-smi info -t topo` of NPUs that HCCS links each to each."""
+    names = [f"NPU{n}" for n in range(count)]
+    lines = ["".join(f"{name:<11}" for name in (*names, "CPU Affinity"))]
+    for row, name in enumerate(names):
+        cells = ["X" if column == row else "HCCS" for column in range(count)]
+        cpus = f"{row * nodes // count * 24}-{row * nodes // count * 24 + 23}"
+        lines.append("".join(f"{cell:<11}" for cell in (name, *cells, cpus)))
+    legend = ["X    = Self", "PHB  = Path traversing PCIe and the PCIe host bridge of a CPU."]
+    legend.append("HCCS = Connection traversing HCCS.")
+    return "\n".join((*lines, "", "Legend:", *(f"  {text}" for text in legend))) + "\n"
+
+
 def npu_smi_310p(chips: Sequence[tuple[int, int, str, str]], mib: int) -> str:
     """The layout without HBM: one memory, and "Device" for the logical order."""
     lines = [

@@ -11,6 +11,7 @@ import re
 
 from hal.errors import DetectionError
 from hal.host import HostProbe
+from hal_backends.detecting.fabric import hccs
 from hal_backends.detecting.pci import PciFunction, normalised_address
 from hal_backends.detecting.rules import (
     FamilyRules,
@@ -161,4 +162,5 @@ RULES = FamilyRules(
     ),
     tools=(Tool(argv=("npu-smi", "info"), parse=parse_npu_smi),),
     refine=_refine,
+    fabric=hccs,
 )

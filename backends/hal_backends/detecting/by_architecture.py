@@ -40,6 +40,7 @@ def profile_by_architecture(
         host_link_bytes_per_s=nothing,
         fabric=no_text,
         fabric_bytes_per_s=nothing,
+        fabric_group=no_count,
         p2p=no_text,
         warp_size=unknown(),
         shared_memory_per_block_bytes=no_count,

@@ -12,6 +12,8 @@ from hal_backends.detecting.rules import Sighting
 from hal_backends.detecting.tools import TOOL_DEADLINE_S
 
 NVLINK_COMMAND = ("nvidia-smi", "topo", "-m")
+HCCS_COMMAND = ("npu-smi", "info", "-t", "topo")
+_HCCS_LINK = re.compile(r"HCCS(_SW)?|SIO")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -60,6 +62,37 @@ def nvlink(host: HostProbe, members: Sequence[Member]) -> Fabric | None:
             if links and other in by_index:
                 peers[device][by_index[other]] = int(links.group(1))
     return Fabric(name="nvlink", peers=peers, source=f"command {' '.join(NVLINK_COMMAND)}")
+
+
+def hccs(host: HostProbe, members: Sequence[Member]) -> Fabric | None:
+    """From the matrix of `npu-smi info -t topo`: "HCCS", "HCCS_SW" (through a switch) and "SIO"
+    (the other die of a package) are links, without their number; None where the tool does not tell.
+
+    Raises:
+        HostReadError: the tool did not come to an end.
+    """
+    by_index = {m.sighting.tool.index: m.device_id for m in members if m.sighting.tool is not None}
+    output = host.run_command(HCCS_COMMAND, TOOL_DEADLINE_S) if by_index else None
+    if output is None or output.exit_code != 0:
+        return None
+    rows = {}
+    for line in output.stdout.splitlines():
+        label, *cells = line.split() or [""]
+        index = re.fullmatch(r"NPU(\d{1,4})", label)
+        if index and "X" in cells:  # the row of an NPU, not the header
+            rows[int(index.group(1))] = cells
+    if not rows.keys() >= by_index.keys():
+        return None
+    columns = sorted(rows)
+    peers = {
+        device: {
+            by_index[other]: 0
+            for other, cell in zip(columns, rows[number], strict=False)
+            if other in by_index and _HCCS_LINK.fullmatch(cell)
+        }
+        for number, device in by_index.items()
+    }
+    return Fabric(name="hccs", peers=peers, source=f"command {' '.join(HCCS_COMMAND)}")
 
 
 def xgmi(host: HostProbe, members: Sequence[Member]) -> Fabric | None:

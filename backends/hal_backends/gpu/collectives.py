@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     pass
 
 _DTYPES = ("float32", "bfloat16", "float16", "int32", "int64", "uint8", "int8")
+_FOUND = {
+    "claimed": "claimed, not verified: capability bits are known to be wrong",
+    "unknown": "not known (`hal devices --verify-links` tells on the host)",
+    "none": "none",
+}
 _NEAR = ("", "PIX", "PXB")  # "" is not known: then peer access alone decides
 
 
@@ -130,13 +135,12 @@ def _host_path(r: CollectiveRequest) -> list[Reason]:
 
 def verified_peer_access(r: CollectiveRequest, what_for: str) -> Reason:
     """Peer access is a fact that was tested on this host by writing and comparing, or it is not."""
-    claimed = r.p2p == "claimed"
     return Reason(
         what="peer access (P2P)",
         required=f"verified on this host, for {what_for}"
-        + ("" if r.transport == "pcie" else f", since {r.transport} does not link every pair"),
-        found="claimed, not verified: capability bits are known to be wrong" if claimed else "none",
-        kind=ReasonKind.UNVERIFIED if claimed else ReasonKind.HARDWARE,
+        + ("" if r.transport == "pcie" else f", as {r.transport} is not known to link every pair"),
+        found=_FOUND[r.p2p],
+        kind=ReasonKind.HARDWARE if r.p2p == "none" else ReasonKind.UNVERIFIED,
     )
 
 

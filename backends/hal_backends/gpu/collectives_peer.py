@@ -100,13 +100,14 @@ def _peers(r: CollectiveRequest, transports: Sequence[str]) -> list[Reason]:
             )
         )
     if r.p2p != "verified":
-        claimed = r.p2p == "claimed"
         reasons.append(
             Reason(
                 what="peer access (P2P)",
-                required="verified on this host by a bit-exact exchange",
-                found="claimed, not verified" if claimed else "none",
-                kind=ReasonKind.UNVERIFIED if claimed else ReasonKind.HARDWARE,
+                required="verified on this host (hal devices --verify-links)",
+                found={"claimed": "claimed, not verified", "unknown": "not known"}.get(
+                    r.p2p, "none"
+                ),
+                kind=ReasonKind.HARDWARE if r.p2p == "none" else ReasonKind.UNVERIFIED,
             )
         )
     return reasons

@@ -149,6 +149,15 @@ class TorchRuntime:
     def synchronize(self) -> None:
         self._accelerator.synchronize(self._torch_device)
 
+    def reaches(self, peer: torch.device) -> bool | None:
+        """What the platform says of peer access; None where its torch has no such question."""
+        ask = getattr(self._accelerator, "can_device_access_peer", None)
+        return None if ask is None else bool(ask(self._torch_device, peer))
+
+    def copy_to_peer(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """torch copies directly where the platform claims peer access, which it enables."""
+        destination.copy_(source)
+
     def create_stream(self) -> Any:
         """A stream of the device beside the current one."""
         return self._accelerator.Stream(device=self._torch_device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hal.device import Confidence, DeviceSpec, Evidence
+from hal.roofline import MEASURED_ELSEWHERE
 from hal_capability_db import Architecture, Database, DeviceProfile, Fact, FamilyProfile
 from hal_capability_db import load_database as load_capability_database
 
@@ -76,9 +77,7 @@ def device_spec(
         else profile.memory_bytes
     )
     draft.note("memory_bytes", memory)
-    draft.note("memory_bandwidth", profile.memory_bandwidth)
-    for dtype, rate in profile.peak.items():
-        draft.note(f"peak_flops.{dtype}", rate)
+    rates = _rates(draft, profile)
     return DeviceSpec(
         device_id=device_id,
         vendor=family.vendor,
@@ -89,12 +88,41 @@ def device_spec(
         features=frozenset(draft.features),
         unverified_features=frozenset(draft.unverified - draft.features),
         memory_bytes=int(memory.value or 0),
-        memory_bandwidth=profile.memory_bandwidth.value,
-        peak_flops={k: rate.value for k, rate in profile.peak.items() if rate.value is not None},
+        memory_bandwidth=rates.pop("memory_bandwidth", None),
+        peak_flops={key.removeprefix("peak_flops."): rate for key, rate in rates.items()},
         attributes=draft.attributes,
         software=dict(software),
         evidence=draft.evidence,
     )
+
+
+def _rates(draft: _Draft, profile: DeviceProfile) -> dict[str, float]:
+    """Key of the evidence -> rate: what is stated of the product, else what somebody measured on
+    one, which the attribute `rates_measured_elsewhere` names."""
+    stated = {"memory_bandwidth": profile.memory_bandwidth}
+    stated |= {f"peak_flops.{dtype}": rate for dtype, rate in profile.peak.items()}
+    bandwidths = ("memory_bandwidth", "host_link", "fabric", "p2p")
+    measured = {
+        what if what in bandwidths else f"peak_flops.{what}": rate
+        for what, rate in profile.measured.items()
+    }
+    rates, elsewhere = {}, []
+    for key in dict.fromkeys((*stated, *measured)):
+        found = stated.get(key)
+        if found is None or not found.is_known:
+            if key in bandwidths and key != "memory_bandwidth":
+                continue
+            if key in measured:
+                found = measured[key]
+                elsewhere.append(key)
+        if found is None:
+            continue
+        draft.note(key, found)
+        if found.value is not None:
+            rates[key] = float(found.value)
+    if elsewhere:
+        draft.attributes[MEASURED_ELSEWHERE] = " ".join(elsewhere)
+    return rates
 
 
 def _matrix_dtypes(
@@ -149,9 +177,15 @@ def _attributes(
     draft.attribute("host_link_bytes_per_s", profile.host_link_bytes_per_s)
     draft.attributes["fabric"] = profile.fabric.value or "none"
     draft.note("attributes.fabric", profile.fabric)
+    if draft.attributes["fabric"] != "none":
+        group = profile.fabric_group
+        draft.attributes["fabric_group"] = group.value or 0 if group.is_verified else 0
+        draft.note("attributes.fabric_group", group)
     both_directions = profile.fabric_bytes_per_s
     if both_directions.is_known:
         draft.attribute("fabric_bytes_per_s", both_directions.scaled(0.5, "half of it each way"))
+    elif (measured := profile.measured.get("fabric")) is not None:
+        draft.attribute("fabric_bytes_per_s", measured)
     if profile.torch_devices_per_card > 1:
         draft.attributes["devices_per_card"] = profile.torch_devices_per_card
     draft.attributes["p2p"] = peer_access(profile.p2p)
@@ -168,11 +202,15 @@ def _first(profile: DeviceProfile, architecture: Architecture | None, name: str)
 
 
 def peer_access(fact: Fact[str]) -> str:
-    """ "claimed" where a source says that peer access is on, else "none".
+    """ "claimed" where a source says that peer access is on, "none" where one says that it is off,
+    else "unknown".
 
     Never "verified": that is a fact about one host, found by writing and comparing on it.
     """
-    return "claimed" if (fact.value or "").startswith("enabled") else "none"
+    said = fact.value or ""
+    if said.startswith("enabled"):
+        return "claimed"
+    return "none" if said.startswith("disabled") else "unknown"
 
 
 def _links(draft: _Draft, database: Database, profile: DeviceProfile) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,7 @@ from hal.cli.output import (
     print_table,
     print_text,
 )
+from hal.cli.verify_links import check_links, with_kept_links
 from hal.errors import PluginError, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ def _devices(
     ctx: typer.Context,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure bandwidth and rates; plans use them.")
+    ] = False,
+    verify_links: Annotated[
+        bool,
+        typer.Option(
+            "--verify-links",
+            help="Write and compare between each two devices; plans then trust what was verified.",
+        ),
     ] = False,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="Show how each value is known.")
@@ -63,35 +72,39 @@ def _devices(
     if host is not None:
         from hal.host import load_recorded_host
 
-        _refuse_measuring(measure)
+        _refuse_measuring("--measure", measure)
+        _refuse_measuring("--verify-links", verify_links)
         shared.host = load_recorded_host(host)
     if record is None:
         specs, undescribed = _describe(shared, measure)
     else:
         specs, undescribed = _record(shared, measure, record)
+    outcomes = check_links(shared, specs, is_quiet=as_json) if verify_links else ()
+    specs = with_kept_links(shared, specs)
     found = _topology(shared, specs) if topology or svg is not None else None
     if svg is not None and found is not None:
         _write_svg(found, svg)
     if as_json:
         devices = [spec.to_dict() for spec in specs]
-        print_json(
-            {"devices": devices, "topology": found.to_dict()} if topology and found else devices
-        )
+        more: dict[str, Any] = {"topology": found.to_dict()} if topology and found else {}
+        if verify_links:
+            more["links"] = [asdict(outcome) for outcome in outcomes]
+        print_json({"devices": devices, **more} if more else devices)
     else:
-        _print(specs, found if topology else None, evidence)
+        _print(specs, found if topology else None, evidence, has_table=not verify_links)
     for error in undescribed:
         print_error(error, is_debug=shared.is_debug)
-    if undescribed or not specs:
+    if undescribed or not specs or any(outcome.is_trouble for outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _refuse_measuring(measure: bool) -> None:
-    if measure:
+def _refuse_measuring(option: str, is_given: bool) -> None:
+    if is_given:
         raise UsageError(
-            "hal devices --measure",
+            f"hal devices {option}",
             "this machine",
             "--host, another one as data",
-            "leave out --host or --measure",
+            f"leave out --host or {option}",
         )
 
 
@@ -162,18 +175,22 @@ def _write_svg(topology: Topology, path: Path) -> None:
         ) from error
 
 
-def _print(specs: Sequence[DeviceSpec], topology: Topology | None, evidence: bool) -> None:
-    if specs:
-        _print_specs(specs)
-    else:
+def _print(
+    specs: Sequence[DeviceSpec], topology: Topology | None, evidence: bool, *, has_table: bool
+) -> None:
+    """The picture where it was asked for, else the table, which has little that the picture has
+    not."""
+    if not specs:
         print_text("No device was detected; `hal doctor` shows what each plug-in found.")
-    if evidence:
-        for spec in specs:
-            _print_evidence(spec)
+    elif topology is None and has_table:
+        _print_specs(specs)
     if topology is not None:
         from hal.topology.terminal import draw_topology
 
         print_lines(draw_topology(topology, picture_columns()))
+    if evidence:
+        for spec in specs:
+            _print_evidence(spec)
 
 
 def _print_specs(specs: Sequence[DeviceSpec]) -> None:

@@ -17,7 +17,7 @@ from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 if TYPE_CHECKING:
     import torch
 
-PeerAccess = Literal["none", "claimed", "verified"]
+PeerAccess = Literal["none", "unknown", "claimed", "verified"]  # worst to best
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"
 ]

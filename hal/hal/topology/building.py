@@ -1,9 +1,10 @@
 """Puts the topology together: what sysfs shows, and what plug-ins know of their devices.
 
 Read from a `DeviceSpec`: `device_id`, or the attribute `pci_address` where the id is none, and of
-the attributes `fabric` ("nvlink", …), `fabric_is_full_mesh` (default 1), `fabric_peers` (device ids
-divided by spaces, `id*18` with 18 links), `p2p` ("none", "claimed", "verified"),
-`p2p_verified_peers` (device ids divided by spaces) and `device_nodes` (paths divided by spaces).
+the attributes `fabric` ("nvlink", …), `fabric_is_full_mesh`, `fabric_group`, `fabric_peers` (ids of
+devices divided by spaces, `id*18` with 18 links), `p2p` (as of `PeerAccess`),
+`p2p_verified_peers`, `p2p_refuted_peers` (device ids divided by spaces: what a check on this host
+found, whatever is claimed) and `device_nodes` (paths divided by spaces).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from types import MappingProxyType
+from typing import get_args
 
 from hal.device import Confidence, DeviceSpec
+from hal.device_group import is_mesh_known, links_each_to_each
 from hal.host_probe import HostProbe
 from hal.ops.collective import PeerAccess
 from hal.topology.device_nodes import nodes_named_by_sysfs
@@ -30,7 +33,7 @@ from hal.topology.numa import read_numa_nodes
 from hal.topology.pci_link import PciLink
 from hal.topology.pci_tree import is_accelerator_class, is_pci_address, read_pci_tree
 
-_P2P_ORDER: tuple[PeerAccess, ...] = ("none", "claimed", "verified")
+_P2P_ORDER: tuple[PeerAccess, ...] = get_args(PeerAccess)
 # Displays of management controllers that do have a PCIe link: ASPEED, Huawei's iBMC (pci.ids).
 _BOARD_DISPLAYS = frozenset({("0x1a03", "0x2000"), ("0x19e5", "0x1711")})
 
@@ -67,7 +70,10 @@ def detect_topology(
         functions=_of_interest(functions, accelerators),
         accelerators=accelerators,
         pairs=pairs,
-        findings=_host_findings(nodes, functions, accelerators),
+        findings=(
+            *_host_findings(nodes, functions, accelerators),
+            *_unknown_fabrics(specs.values()),
+        ),
     )
 
 
@@ -262,7 +268,7 @@ def _pair(
         distance, is_assumed = distance_between(one, other, len(nodes))
         rate = bytes_per_s_between(one, other, functions)
     ends = (specs.get(first.device_id), specs.get(second.device_id))
-    fabric, links = _fabric_between(*ends)
+    fabric, links = _fabric_between(*ends, specs)
     return DevicePair(
         first=first.number,
         second=second.number,
@@ -276,7 +282,9 @@ def _pair(
     )
 
 
-def _fabric_between(one: DeviceSpec | None, other: DeviceSpec | None) -> tuple[str, int]:
+def _fabric_between(
+    one: DeviceSpec | None, other: DeviceSpec | None, specs: Mapping[str, DeviceSpec]
+) -> tuple[str, int]:
     fabric = _attribute(one, "fabric")
     if one is None or other is None or fabric in ("", "none"):
         return "", 0
@@ -285,7 +293,8 @@ def _fabric_between(one: DeviceSpec | None, other: DeviceSpec | None) -> tuple[s
     peers = _peers(one, "fabric_peers")
     if peers:
         return (fabric, peers[other.device_id]) if other.device_id in peers else ("", 0)
-    return (fabric, 0) if one.attributes.get("fabric_is_full_mesh", 1) else ("", 0)
+    alike = [spec for spec in specs.values() if _attribute(spec, "fabric") == fabric]
+    return (fabric, 0) if links_each_to_each(one.attributes, len(alike)) else ("", 0)
 
 
 def _peers(spec: DeviceSpec, name: str) -> dict[str, int]:
@@ -305,6 +314,8 @@ def _is_probed(spec: DeviceSpec | None) -> bool:
 def _p2p_between(one: DeviceSpec | None, other: DeviceSpec | None) -> PeerAccess:
     if one is None or other is None or one.backend != other.backend:
         return "none"
+    if other.device_id in _peers(one, "p2p_refuted_peers"):
+        return "none"
     if other.device_id in _peers(one, "p2p_verified_peers"):
         return "verified"
     ranks = [
@@ -323,6 +334,22 @@ def _of_interest(
         if accelerator.address in functions:
             wanted |= {accelerator.address, *functions[accelerator.address].path}
     return {address: item for address, item in functions.items() if address in wanted}
+
+
+def _unknown_fabrics(specs: Iterable[DeviceSpec]) -> tuple[str, ...]:
+    """Fabrics that several devices here may be linked by, as nobody says which of them are."""
+    counts: dict[str, int] = {}
+    for spec in specs:
+        fabric = _attribute(spec, "fabric")
+        is_probed = bool(_peers(spec, "fabric_peers"))
+        if fabric not in ("", "none") and not is_probed and not is_mesh_known(spec.attributes):
+            counts[fabric] = counts.get(fabric, 0) + 1
+    return tuple(
+        f"which of the {count} devices {fabric} links is not known: it cannot be probed without "
+        "the vendor's tool, and no source says what the product has"
+        for fabric, count in counts.items()
+        if count > 1
+    )
 
 
 def _host_findings(

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import get_args
 
 from hal.device import Confidence, Evidence
 from hal.device_group import GroupLink
 from hal.ops.collective import PeerAccess
 from hal.topology.model import DevicePair, Topology
 
-_P2P_ORDER: tuple[PeerAccess, ...] = ("none", "claimed", "verified")
+_P2P_ORDER: tuple[PeerAccess, ...] = get_args(PeerAccess)
 
 
 def link_on_host(link: GroupLink, topology: Topology, device_ids: Collection[str]) -> GroupLink:
@@ -35,6 +36,7 @@ def link_on_host(link: GroupLink, topology: Topology, device_ids: Collection[str
         kind=kind,
         p2p=_P2P_ORDER[min(_P2P_ORDER.index(pair.p2p) for pair in pairs)],
         is_full_mesh=(has_fabric and all(pair.fabric for pair in pairs)) or len(numbers) == 2,
+        is_mesh_known=link.is_mesh_known or kind == "pcie" or len(numbers) == 2,
         distance=_farthest(pairs),
     )
     return changed if _is_connected(numbers, pairs) else _bounded(changed, pairs)
