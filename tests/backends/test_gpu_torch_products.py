@@ -3,6 +3,7 @@ device, against float64, with fresh random input for the shapes that they say th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,57 @@ def test_products(name: str, epilogue: Any) -> None:
         for rows in (1, 5, 40):
             x = torch.randn(rows, 256).to(torch_dtype(dtype))
             check(kernel(x), reference(x.double()), dtype, candidate.name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["dense", "fp8_block128_ue8m0_a8"])
+def test_a_float32_result_is_not_rounded_before(dtype: str, name: str) -> None:
+    """A router's scores in bfloat16 choose other experts: no candidate may round them."""
+    name = dtype if name == "dense" else name
+    request = GemmRequest(
+        n=128, k=256, dtype=dtype, weight_format=FORMATS[name], out_dtype="float32", tokens=TOKENS
+    )
+    weight = weight_of(name, 128, 256)
+    x = torch.randn(9, 256).to(torch_dtype(dtype))
+    exact = CATALOGUE["gemm"].reference(request, weight=weight)(x.double())
+    served = serving(torch_gemm.candidates("gemm", OTHER), request)
+    assert served
+    for candidate in served:
+        found = candidate.load()(request, weight=weight)(x)
+        assert found.dtype == torch.float32
+        error = ((found - exact).abs() / exact.abs().clamp(min=1.0)).max()
+        assert error < 1e-4, (candidate.name, error)  # bfloat16 alone would be at 4e-3
+
+
+def test_cublas_is_asked_for_a_float32_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = GemmRequest(
+        n=128,
+        k=256,
+        dtype="bfloat16",
+        weight_format=FORMATS["bfloat16"],
+        out_dtype="float32",
+        tokens=TOKENS,
+    )
+    device = dataclasses.replace(OTHER, backend="nvidia", software={"torch": "2.13.0"})
+    served = serving(torch_gemm.candidates("gemm", device), request)
+    (candidate,) = [c for c in served if c.name.endswith("torch_mm_float32")]
+    asked: dict[str, Any] = {}
+
+    def mm(x: torch.Tensor, columns: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked.update(options)
+        return x.float() @ columns.float()
+
+    monkeypatch.setattr(torch, "mm", mm)
+    weight = weight_of("bfloat16", 128, 256)
+    assert isinstance(weight, torch.Tensor)
+    x = torch.randn(3, 256).bfloat16()
+    found = candidate.load()(request, weight=weight)(x)
+    assert asked == {"out_dtype": torch.float32}
+    torch.testing.assert_close(found, x.float() @ weight.float().t())
+    older = dataclasses.replace(device, software={"torch": "2.7.1"})
+    names = [c.name for c in serving(torch_gemm.candidates("gemm", older), request)]
+    assert "nvidia.gemm.torch_linear_in_float32" in names
+    assert not [name for name in names if "torch_mm" in name or name.endswith("torch_linear")]
 
 
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if not f.is_dense])

@@ -15,6 +15,7 @@ from hal.ops.formats import DTYPE_BYTES, FORMATS
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.reasons import Reason
 from hal.tiers import Tier
+from hal_backends.gpu import torch_gemm_float32
 from hal_backends.gpu import torch_gemm_loaders as loaders
 from hal_backends.gpu.formats import matrix_feature
 from hal_backends.gpu.limits import (
@@ -41,7 +42,11 @@ _INT8_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     """The BLAS of any platform; the scaled products where torch has them."""
     if op == "gemm":
-        offers = [_linear(device), _dequantize(device)]
+        offers = [
+            _linear(device),
+            *torch_gemm_float32.offers(device, blas_tier),
+            _dequantize(device),
+        ]
         if device.backend in ("nvidia", "amd"):
             offers += [_fp8_channel(device), _mx(device)]
         if device.backend == "nvidia":
@@ -74,8 +79,15 @@ def blas_tier(device: DeviceSpec) -> Tier:
 
 
 def _linear(device: DeviceSpec) -> Offer:
+    """F.linear rounds its result to the operands' dtype: a float32 result of 16-bit operands (a
+    router's scores, logits) would have lost its bits before it is widened."""
+
     def check(r: GemmRequest) -> list[Reason]:
-        return gather(scope("dtype", r.dtype, _DENSE), _format(r, r.dtype))
+        return gather(
+            scope("dtype", r.dtype, _DENSE),
+            _format(r, r.dtype),
+            scope("out_dtype", r.out_dtype or r.dtype, (r.dtype,)),
+        )
 
     def work(r: GemmRequest, tokens: int) -> Work:
         return work_of(r, tokens, unit=r.dtype, more_bytes=_activation_bytes(r, tokens))

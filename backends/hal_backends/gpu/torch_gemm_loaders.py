@@ -44,15 +44,24 @@ def load_linear() -> Bind:
     return bind
 
 
+def _as(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if bias is None else bias.to(dtype)
+
+
 def load_dequantize_linear() -> Bind:
+    import torch
     import torch.nn.functional as functional
 
     def bind(
         request: GemmRequest, *, weight: QuantizedWeight, bias: torch.Tensor | None = None
     ) -> Kernel:
+        # In the operands' dtype a product is rounded to it, whatever the result's is.
+        is_wide = request.out_dtype == "float32"
+
         def product(x: torch.Tensor) -> torch.Tensor:
-            rows = _rounded(x, weight.format)
-            return functional.linear(rows, weight.dequantize().to(x.dtype), bias)
+            wide = torch.float32 if is_wide else x.dtype
+            rows = _rounded(x, weight.format).to(wide)
+            return functional.linear(rows, weight.dequantize().to(wide), _as(bias, wide))
 
         return finished(request, product, None)
 
