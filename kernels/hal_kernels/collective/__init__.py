@@ -1,0 +1,1 @@
+"""Collectives between devices that reach each other's memory."""

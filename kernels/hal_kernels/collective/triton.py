@@ -1,0 +1,175 @@
+"""Binds the collectives over peers' memory to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from hal.device import DeviceSpec
+from hal.ops.collective import CollectiveGroup, CollectiveRequest
+from hal.ops.formats import DTYPE_BYTES
+from hal_kernels.collective import triton_kernels as kernels
+from hal_kernels.collective.layout import (
+    BLOCK,
+    NUM_WARPS,
+    WIRE_GROUP,
+    Algorithm,
+    buffer_layout,
+    part_elements,
+)
+from hal_kernels.collective.peer_buffers import PeerBuffers, symmetric_buffers
+
+# Polls of a flag before a peer is given up: tens of seconds on every device seen.
+MAX_POLLS = 20_000_000
+_WIRES = ("", "fp8_e4m3fn", "fp8_e4m3fnuz")
+
+Kernel = Callable[..., Any]
+
+
+def bind(
+    request: CollectiveRequest,
+    device: DeviceSpec,
+    *,
+    group: CollectiveGroup,
+    algorithm: Algorithm,
+    wire: str = "",
+) -> Kernel:
+    """As the op's reference: all_reduce(x) in place; reduce_scatter(x), all_gather(x) to a new
+    tensor. Buffers are shared by the call sites of the group with the same largest message.
+
+    Raises RuntimeError where the devices cannot map each other's memory.
+    """
+    elements = request.tokens.high * request.width
+    layout = buffer_layout(
+        algorithm,
+        request.world_size,
+        elements,
+        element_bytes=DTYPE_BYTES[request.dtype],
+        wire_bytes=1 if wire else 0,
+    )
+    handle = group.process_group
+    shared: dict[Any, PeerBuffers] = handle.__dict__.setdefault("hal_peer_buffers", {})
+    key = (algorithm, layout)
+    if key not in shared:
+        shared[key] = symmetric_buffers(handle, layout, torch.device(device.torch_device))
+    return bind_to_buffers(
+        shared[key],
+        algorithm,
+        is_push=request.transport == "pcie",
+        wire=wire,
+        use_ptx=str(device.attributes.get("triton_target", "")).startswith("cuda"),
+    )
+
+
+def bind_to_buffers(
+    buffers: PeerBuffers,
+    algorithm: Algorithm,
+    *,
+    is_push: bool,
+    wire: str = "",
+    use_ptx: bool,
+    max_polls: int = MAX_POLLS,
+) -> Kernel:
+    """The kernel over buffers that are there.
+
+    is_push: write to the peers instead of reading from them. wire: "", "fp8_e4m3fn" or
+    "fp8_e4m3fnuz". use_ptx: flags by PTX (NVIDIA), else by atomics. Raises ValueError for another
+    wire.
+    """
+    if wire not in _WIRES:
+        raise ValueError(f"collective: required a wire of {_WIRES}, found {wire!r}")
+    group = WIRE_GROUP if wire else 0
+    layout, world = buffers.layout, buffers.world_size
+    shared = {"WORLD": world, "BLOCK": BLOCK, "IS_PUSH": is_push, "USE_PTX": use_ptx}
+    rounding = {"WIRE_GROUP": group, "IS_FNUZ": wire.endswith("fnuz")}
+    common = (buffers.addresses, buffers.epochs, buffers.status, buffers.rank)
+    grid = (layout.programs,)
+
+    def all_reduce_one_shot(x: torch.Tensor) -> torch.Tensor:
+        _check(x, layout.slot_elements, group or 8)
+        kernels._all_reduce_one_shot_kernel[grid](
+            x, x, *common, x.numel(), layout.slot_elements, layout.half_bytes,
+            layout.scale_offset, layout.flag_offset, max_polls, **shared, **rounding,
+            num_warps=NUM_WARPS,
+        )  # fmt: skip
+        return x
+
+    def all_reduce_two_shot(x: torch.Tensor) -> torch.Tensor:
+        _check(x, layout.slot_elements * world, group or 8)
+        part = part_elements(x.numel(), world)
+        kernels._all_reduce_two_shot_kernel[grid](
+            x, x, *common, x.numel(), part, layout.slot_elements, layout.half_bytes,
+            layout.scale_offset, layout.result_offset, layout.flag_offset, max_polls,
+            **shared, **rounding, num_warps=NUM_WARPS,
+        )  # fmt: skip
+        return x
+
+    def reduce_scatter(x: torch.Tensor) -> torch.Tensor:
+        _check(x, layout.slot_elements * world, group or 8)
+        rows, width = x.shape[0], x.shape[1] // world
+        y = x.new_empty((rows, width))
+        kernels._reduce_scatter_kernel[grid](
+            x, y, *common, rows, width, layout.slot_elements, layout.half_bytes,
+            layout.scale_offset, layout.flag_offset, max_polls, **shared, **rounding,
+            num_warps=NUM_WARPS,
+        )  # fmt: skip
+        return y
+
+    def all_gather(x: torch.Tensor) -> torch.Tensor:
+        _check(x, layout.slot_elements, 1)
+        y = x.new_empty((x.shape[0], x.shape[1] * world))
+        kernels._all_gather_kernel[grid](
+            x, y, *common, x.shape[0], x.shape[1], layout.slot_elements, layout.half_bytes,
+            layout.flag_offset, max_polls, **shared, num_warps=NUM_WARPS,
+        )  # fmt: skip
+        return y
+
+    return {
+        "one_shot": all_reduce_one_shot,
+        "two_shot": all_reduce_two_shot,
+        "reduce_scatter": reduce_scatter,
+        "all_gather": all_gather,
+    }[algorithm]
+
+
+def bind_all_reduce_norm(
+    buffers: PeerBuffers,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    is_push: bool,
+    use_ptx: bool,
+    max_polls: int = MAX_POLLS,
+) -> Kernel:
+    """kernel(x[T, H], residual[T, H]) -> (y, residual): all-reduce, residual add and RMS norm in
+    one kernel; the residual is updated in place. The layout needs row_block = next power of 2."""
+    hidden = weight.numel()
+
+    def all_reduce_norm(
+        x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        block = triton.next_power_of_2(hidden)
+        _check(x, buffers.layout.slot_elements // block * hidden, 1)
+        y = torch.empty_like(x)
+        kernels._all_reduce_norm_kernel[(buffers.layout.programs,)](
+            x, residual, weight, y, buffers.addresses, buffers.epochs, buffers.status,
+            buffers.rank, x.shape[0], hidden, eps, buffers.layout.slot_elements,
+            buffers.layout.half_bytes, buffers.layout.flag_offset, max_polls,
+            WORLD=buffers.world_size, BLOCK=block, IS_PUSH=is_push, USE_PTX=use_ptx,
+            num_warps=4 if block <= 1024 else 8,
+        )  # fmt: skip
+        return y, residual
+
+    return all_reduce_norm
+
+
+def _check(x: torch.Tensor, most: int, multiple: int) -> None:
+    """What the kernels take for granted. The bound op has checked the number of tokens already."""
+    if x.numel() > most or x.numel() % multiple or not x.is_contiguous():
+        raise ValueError(
+            f"collective over peers' memory: required a contiguous tensor of at most {most} "
+            f"elements, a multiple of {multiple}, found {tuple(x.shape)} with strides {x.stride()}"
+        )
