@@ -31,6 +31,7 @@ from hal_kernels.aot.evidence import (
     tier_of,
     write_evidence,
 )
+from hal_kernels.aot.evidence_tables import print_evidence, print_overview, short_instruction
 from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
 from hal_kernels.aot.limits import evidence_of, evidence_reasons
 from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
@@ -303,3 +304,32 @@ def test_every_integer_of_a_kernel_may_be_one() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "mma.m16n8k16.bf16"),
+        ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32", "mma.m16n8k32.e4m3.e5m2"),
+        ("tcgen05.mma.cta_group::1.kind::f8f6f4", "tcgen05.mma.f8f6f4"),
+        ("v_mfma_f32_32x32x16_fp8_fp8", "mfma_32x32x16_fp8"),
+        ("v_wmma_f32_16x16x16_bf16", "wmma_16x16x16_bf16"),
+        ("v_mfma_f32_16x16x16bf16_1k", "mfma_16x16x16bf16_1k"),
+    ],
+)
+def test_instructions_are_short_in_tables(name: str, short: str) -> None:
+    assert short_instruction(name) == short
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_evidence_fits_a_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_overview(list(CATALOGUE.values()), TARGETS)
+    overview = capsys.readouterr().out
+    assert set(CATALOGUE) <= set(overview.split())
+    print_evidence(list(CATALOGUE.values()), TARGETS)
+    tables = capsys.readouterr().out
+    assert max(map(len, (overview + tables).splitlines())) <= columns
+    assert "fp8_e4m3fnuz g128" in tables

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hal.cli.output import print_table, print_text
+from hal.cli.output import print_text
 from hal.errors import PlanError, UsageError
 from hal.text_files import write_user_text
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, write_evidence
+from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored, summary
 from hal_kernels.aot.targets import TARGETS, Target, find_target
 from hal_kernels.aot.variant import TritonKernel
 
@@ -44,38 +45,15 @@ def list_kernels(
         Path | None, typer.Option("--json", help="Write JSON; - is standard output.")
     ] = None,
 ) -> None:
-    """Every kernel with its stored evidence: tier, instruction, registers, spills, memory."""
+    """Every kernel with what its machine code proves, target by target. With --kernel or --target
+    each variant: tier, instruction, registers, spills, shared memory."""
     kernels, targets = _selected(kernel, target)
     if json_ is not None:
         _write_json(kernels_document(kernels, targets), json_)
-        return
-    rows = [
-        (
-            found.kernel,
-            found.target,
-            variant.dtype,
-            variant.config,
-            variant.tier,
-            _instruction(variant),
-            str(variant.registers or ""),
-            str(variant.spills),
-            f"{variant.shared_bytes / 1024:.0f}",
-        )
-        for found in _stored(kernels, targets)
-        for variant in found.variants
-    ]
-    columns = (
-        "kernel",
-        "target",
-        "dtype",
-        "config",
-        "tier",
-        "instruction",
-        "regs",
-        "spills",
-        "KiB",
-    )
-    print_table(columns, rows)
+    elif kernel or target:
+        print_evidence(kernels, targets)
+    else:
+        print_overview(kernels, targets)
 
 
 def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> dict[str, Any]:
@@ -88,7 +66,7 @@ def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target])
                 "op": kernel.op,
                 "evidence": [
                     dataclasses.asdict(variant)
-                    for found in _stored([kernel], targets)
+                    for found in stored([kernel], targets)
                     for variant in found.variants
                 ],
             }
@@ -136,12 +114,6 @@ def check_kernels(
         )
 
 
-def summary(found: KernelEvidence) -> str:
-    """How many variants are of which tier."""
-    tiers = [variant.tier for variant in found.variants]
-    return ", ".join(f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers))
-
-
 def differences(stored: KernelEvidence | None, found: KernelEvidence) -> str:
     """What decides and differs; registers may differ between compiler versions, tiers may not."""
     if stored is None:
@@ -169,20 +141,6 @@ def _selected(
 ) -> tuple[list[TritonKernel], list[Target]]:
     chosen = [find_kernel(name) for name in kernels or CATALOGUE]
     return chosen, [find_target(arch) for arch in archs or [t.arch for t in TARGETS]]
-
-
-def _stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
-    for kernel in kernels:
-        for target in targets:
-            found = read_evidence(kernel.name, target.arch)
-            if found is not None:
-                yield found
-
-
-def _instruction(variant: Evidence) -> str:
-    if variant.error:
-        return variant.error
-    return f"{variant.instruction_count}× {variant.instruction}" if variant.instruction else ""
 
 
 def _write_json(document: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Stored evidence as tables that fit a narrow terminal: an overview, and every variant of some."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from hal.cli.output import print_table, print_text
+from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import TritonKernel
+
+_COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB")
+# What every instruction of a family has, and what says nothing about the operands.
+_ORDINARY = re.compile(
+    r"mma_async\.|\.sync|\.aligned|\.row\.col|\.cta_group::1|kind::|\.f32(?=\.|$)|^v_|f32_(?=\d)"
+)
+_TWICE = re.compile(r"([._])([a-z]+[0-9a-z]*)\1\2$")  # both operands have the dtype
+
+
+def stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
+    """The evidence that there is, kernel by kernel."""
+    for kernel in kernels:
+        for target in targets:
+            found = read_evidence(kernel.name, target.arch)
+            if found is not None:
+                yield found
+
+
+def summary(found: KernelEvidence) -> str:
+    """How many variants are of which tier."""
+    tiers = [variant.tier for variant in found.variants]
+    return ", ".join(f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers))
+
+
+def print_overview(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> None:
+    """A row per kernel: the targets on which every variant is of one tier, then the others."""
+    rows = []
+    for kernel in kernels:
+        archs: dict[str, list[str]] = {}
+        for found in stored([kernel], targets):
+            tiers = {variant.tier for variant in found.variants}
+            text = f"all {tiers.pop()}" if len(tiers) == 1 else summary(found)
+            archs.setdefault(text, []).append(found.target)
+        whole = sorted(archs.items(), key=lambda item: not item[0].startswith("all"))
+        told = "; ".join(f"{text}: {' '.join(names)}" for text, names in whole)
+        if len(archs) == 1:
+            ((text, names),) = whole
+            told = f"{text} on {'all' if len(names) == len(targets) else ''} {len(names)} targets"
+        rows.append((kernel.name, " ".join(told.split()) or "no evidence"))
+    print_table(("kernel", "what its machine code proves"), rows, whole=("kernel",))
+    print_text(
+        "`hal kernels list --kernel NAME --target ARCH` shows each variant; --json all of them."
+    )
+
+
+def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> None:
+    """A table per kernel and target, a row per variant."""
+    for found in stored(kernels, targets):
+        rows = [
+            (
+                f"{variant.dtype} {variant.config}".strip(),
+                variant.tier,
+                _instruction(variant),
+                str(variant.registers or ""),
+                str(variant.spills),
+                f"{variant.shared_bytes / 1024:.0f}",
+            )
+            for variant in found.variants
+        ]
+        print_table(
+            _COLUMNS,
+            rows,
+            title=f"{found.kernel} on {found.target}",
+            whole=("tier", "regs", "spills", "KiB"),
+        )
+
+
+def short_instruction(name: str) -> str:
+    """`mma.m16n8k16.bf16` for `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`: the form and
+    the operands; --json has the whole name."""
+    return _TWICE.sub(r"\1\2", _ORDINARY.sub("", name))
+
+
+def _instruction(variant: Evidence) -> str:
+    if variant.error:
+        return variant.error
+    if not variant.instruction:
+        return ""
+    return f"{variant.instruction_count}× {short_instruction(variant.instruction)}"
