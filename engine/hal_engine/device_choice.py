@@ -11,9 +11,12 @@ from packaging.version import InvalidVersion, Version
 from hal.device import DeviceSpec
 from hal.errors import DeviceNotFoundError, SettingsError
 from hal.host_probe import normalised_distribution
+from hal.ops import CATALOGUE
 from hal.plugins.registry import BackendRegistry
+from hal.suggestions import did_you_mean
 
 MAX_GROUP = 64
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _COUNT = re.compile(r"x([0-9]{1,4})")
 _GROUP = re.compile(r"(?P<name>.*?)(?::|\s+)x(?P<count>[0-9]{1,4})")
 
@@ -99,6 +102,37 @@ def device_or_profile(
         return present_device(registry, name)
     spec = registry.profile(name)
     return dataclasses.replace(spec, software={**spec.software, **software})
+
+
+def check_software(
+    registry: BackendRegistry, specs: Sequence[DeviceSpec], software: Mapping[str, str]
+) -> None:
+    """Raises SettingsError for a distribution that no implementation for any of these devices asks
+    about: it would change nothing, and is most likely another name misspelt."""
+    if not software:
+        return
+    known = {name for spec in specs for name in known_software(registry, spec)}
+    for name in software:
+        if name not in known:
+            raise SettingsError(
+                "option --with",
+                "a distribution that some implementation for the device asks about",
+                f"{name}, of which none of them knows",
+                did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
+            )
+
+
+def known_software(registry: BackendRegistry, spec: DeviceSpec) -> set[str]:
+    """Distributions that implementations for the device ask about, as they declare it, and those
+    that are known to be beside it."""
+    names = {normalised_distribution(name) for name in ("torch", *spec.software)}
+    for op in CATALOGUE:
+        for candidate in registry.candidates(op, spec):
+            for requirement in candidate.requires_software:
+                found = _DISTRIBUTION.match(requirement)
+                if found is not None:
+                    names.add(normalised_distribution(found.group()))
+    return names
 
 
 def present_group(registry: BackendRegistry) -> tuple[DeviceSpec, int]:

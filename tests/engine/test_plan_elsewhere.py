@@ -216,6 +216,8 @@ def test_a_filled_template_of_waivers_lets_the_plan_pass_degraded(
         (("--device", "cpu:0", "--with", "flash-attn=2.8.3"), "a device that is not here"),
         (("--device", "h200-sxm", "--with", "flash-attn"), "NAME=VERSION"),
         (("--device", "h200-sxm", "--with", "flash-attn=newest"), "NAME=VERSION"),
+        (("--device", "h200-sxm", "--with", "flash-attm=2.8.3"), "did you mean 'flash-attn'?"),
+        (("--device", "h200-sxm", "--with", "torch-mlu-ops=1.3.2"), "none of them knows"),
         (("--device", "h200-sxm", "x8", "--json", "absent/file"), "No such file"),
         (("--device", "h200-sxm", "--compare", "h200-sxm", "mi300x"), "--compare"),
         (("--compare", "h200-sxm", "mi300y"), "mi300x"),

@@ -22,6 +22,7 @@ from hal_engine.cli.plan_compare import comparison_document, print_comparison
 from hal_engine.cli.plan_report import print_report
 from hal_engine.cli.plan_table import print_plan, terminal
 from hal_engine.device_choice import (
+    check_software,
     device_or_profile,
     parse_count,
     parse_group,
@@ -96,9 +97,11 @@ def plan(
     )
     software = parse_software(with_ or ())
     if compare is None:
-        plans = [_plan(session, session.options.device, count, software)]
+        groups = [(session.options.device, count)]
     else:
-        plans = [_plan(session, *_one_group(text, count), software) for text in compare]
+        groups = [_one_group(text, count) for text in compare]
+    _check_software(session, [name for name, _ in groups], software)
+    plans = [_plan(session, *group, software) for group in groups]
     if json_ is not None:
         _write(plans[0].to_dict() if compare is None else comparison_document(plans), json_)
     elif compare is not None:
@@ -109,6 +112,16 @@ def plan(
     if waiver_template is not None:
         _write_waivers(plans, waiver_template)
     _fail_for_violations(plans)
+
+
+def _check_software(
+    session: args.Session, names: Sequence[str], software: Mapping[str, str]
+) -> None:
+    """Software that no implementation for any of the absent devices asks about is an error."""
+    registry = args.load_session_backends(session).registry
+    here = {device.device_id for device in registry.devices} | {"", "all"}
+    if software and not here.intersection(names):
+        check_software(registry, [registry.profile(name) for name in names], software)
 
 
 def _write_waivers(plans: Sequence[Plan], path: Path) -> None:

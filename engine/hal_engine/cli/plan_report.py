@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rich import box
@@ -9,13 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hal.device_group import GroupLink
 from hal.memory_need import MemoryNeed
 from hal.plan import Plan
-from hal.step_costs import StepEstimate, called_ops
+from hal.step_costs import Step, StepEstimate, called_ops
 from hal.unlocks import unlocks_of
 from hal_engine.cli.plan_table import say
 
 _GIB = float(1 << 30)
+_MOST_NAMES = 8
 
 
 def print_report(plan: Plan, console: Console) -> None:
@@ -26,6 +29,8 @@ def print_report(plan: Plan, console: Console) -> None:
     if losses:
         console.print(_losses_table(plan, losses))
     _print_policy(plan, console)
+    if plan.link is not None:
+        say(console, Text(link_line(plan.link), style="dim"))
     if plan.memory is not None:
         say(console, Text(memory_line(plan.memory, len(plan.devices)), style="dim"))
 
@@ -45,16 +50,33 @@ def _steps_table(plan: Plan) -> Table:
             continue
         table.add_row(
             step_name(step),
-            f"{step.total_us / 1000:,.2f}{'+' if step.unknown else ''}",
+            f"{step.total_us / 1000:,.2f}{'+' if step.unknown or step.partial else ''}",
             f"{step.tokens * 1e6 / step.total_us:,.0f}" if step.total_us else "",
             f"{step.lost_us / 1000:,.2f}" if step.lost_us else "",
             ", ".join(_largest(step)),
         )
-    unknown = sorted({site for step in plan.steps for site in step.unknown})
-    if unknown:
-        table.caption = f"+ without {', '.join(unknown)}: a rate they need is not known"
+    told = [step for step in plan.steps if step.is_telling]
+    captions = [
+        f"+ {text}: {', '.join(_short(names))}"
+        for text, names in (
+            ("not counted, as no rate of them is known", {n for s in told for n in s.unknown}),
+            (
+                "memory only, as the rate of their arithmetic is not known",
+                {n for s in told for n in s.partial},
+            ),
+        )
+        if names
+    ]
+    if captions:
+        table.caption = "\n".join(captions)
         table.caption_justify = "left"
     return table
+
+
+def _short(sites: Collection[str]) -> list[str]:
+    """The first of these sites and how many more, by name without their layer."""
+    names = sorted({site.removeprefix("layers.*.") for site in sites})
+    return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], f"{len(names)} in all"]
 
 
 def step_name(step: StepEstimate) -> str:
@@ -123,7 +145,7 @@ def _lost_shares(plan: Plan) -> dict[int, dict[str, float]]:
     for step in plan.steps:
         if not step.is_telling:
             continue
-        called = called_ops(plan.ops, step.phase, step.tokens)
+        called = called_ops(plan.ops, Step(phase=step.phase, tokens=step.tokens))
         for op, site in zip(called, step.sites, strict=True):
             if site.lost_us is not None:
                 shares.setdefault(id(op), {})[step_name(step)] = site.lost_us / step.total_us
@@ -174,6 +196,23 @@ def _print_policy(plan: Plan, console: Console) -> None:
         say(console, Text(f"policy: {feature} is forced on: {reason}", style="cyan"))
     for pattern, reason in plan.policy.get("disabled", {}).items():
         say(console, Text(f"policy: {pattern} is off: {reason}", style="cyan"))
+
+
+def link_line(link: GroupLink) -> str:
+    """What links the group, as far as it is known, in one sentence."""
+    pairs = "every pair linked" if link.is_full_mesh else "not every pair linked"
+    if not link.is_mesh_known:
+        pairs = "which pairs are linked is not known"
+    rate = link.bandwidth_bytes_per_s
+    parts = [
+        link.kind,
+        pairs,
+        *([f"farthest pair {link.distance}"] if link.distance else []),
+        f"peer access {link.p2p}",
+        "bandwidth not known" if rate is None else f"{rate / 1e9:,.1f} GB/s",
+        *([] if link.latency_us is None else [f"{link.latency_us:,.1f} µs"]),
+    ]
+    return f"link: {', '.join(parts)}"
 
 
 def memory_line(need: MemoryNeed, world_size: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +13,9 @@ from hal.cli.output import VisibleConsole
 from hal.plan import Plan, PlannedOp
 from hal.reasons import ReasonKind
 
+_PART = re.compile(r"[^._, ]+[._, ]*|[._, ]+")
+_FIXED_COLUMNS = 9 + 9 + 9  # tokens and tier, and what lies between columns
+_TIME_COLUMNS = 8 + 3
 TIER_STYLES = {"native": "green", "tuned": "cyan", "portable": "yellow", "reference": "red"}
 
 
@@ -43,7 +48,7 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
         f"{plan.kv_bytes_per_token:,} KV bytes a token",
         "dim",
     )
-    console.print(_table(plan))
+    console.print(_table(plan, console.width))
     if plan.decode_bound_us is not None:
         say(
             console,
@@ -55,7 +60,7 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
     else:
         rates = (
             " Bounds (m memory, c compute, l link) are of what the op needs, whatever serves it; "
-            "steps count what the implementation does."
+            "steps count what the implementation does." + _partial_legend(plan)
             if _is_bounded(plan)
             else " For rooflines measure it: hal devices --measure"
         )
@@ -72,25 +77,40 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
         _print_losers(plan, console)
 
 
-def _table(plan: Plan) -> Table:
+def broken(name: str, width: int) -> str:
+    """The name on lines of so many columns, as far as its parts allow: it breaks behind a dot, an
+    underscore, a comma or a space, never inside a word."""
+    lines = [""]
+    for part in _PART.findall(name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _table(plan: Plan, columns: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("call site", overflow="fold")
     table.add_column("tokens", no_wrap=True, min_width=6)
     table.add_column("implementation", overflow="fold")
     table.add_column("tier", no_wrap=True, min_width=9)
-    table.add_column("est. µs", justify="right", no_wrap=True)
+    is_estimated = any(op.decision.estimate_us is not None for op in plan.ops)
+    if is_estimated:
+        table.add_column("est. µs", justify="right", no_wrap=True)
     is_measured = _is_bounded(plan)
     if is_measured:
         table.add_column("bound µs", justify="right", no_wrap=True)
     previous = ""
+    taken = _FIXED_COLUMNS + _TIME_COLUMNS * (is_estimated + is_measured)
+    room = max(12, (columns - taken) // 2)
     for op in plan.ops:
         site = _site_label(op)
         table.add_row(
-            "" if site == previous else site,
+            "" if site == previous else broken(site, room),
             str(op.tokens),
-            op.choice.name,
+            broken(op.choice.name, room),
             Text(op.choice.tier.label, style=TIER_STYLES[op.choice.tier.label]),
-            "" if op.decision.estimate_us is None else f"{op.decision.estimate_us:,.0f}",
+            *((_estimate(op),) if is_estimated else ()),
             *((_bound(op),) if is_measured else ()),
         )
         previous = site
@@ -101,8 +121,23 @@ def _is_bounded(plan: Plan) -> bool:
     return any(op.bound is not None for op in plan.ops)
 
 
+def _estimate(op: PlannedOp) -> str:
+    return "" if op.decision.estimate_us is None else f"{op.decision.estimate_us:,.0f}"
+
+
 def _bound(op: PlannedOp) -> str:
-    return "" if op.bound is None else f"{op.bound.us:,.0f} {op.bound.by[0]}"
+    if op.bound is None:
+        return ""
+    return f"{op.bound.us:,.0f} {op.bound.by[0]}{'+' if op.bound.is_partial else ''}"
+
+
+def _partial_legend(plan: Plan) -> str:
+    kinds = {op.bound.by for op in plan.ops if op.bound is not None and op.bound.is_partial}
+    words = {
+        "memory only": "m+ memory only, the rate of the arithmetic is not known",
+        "compute only": "c+ compute only, the bandwidth is not known",
+    }
+    return "".join(f" {text}." for kind, text in words.items() if kind in kinds)
 
 
 def _site_label(op: PlannedOp) -> str:
