@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from hal.auditing.children import Children
 from hal.auditing.gates import GateClass
 from hal.auditing.session import Mode, Session
 from hal.errors import AuditError
 
 if TYPE_CHECKING:
+    from hal.auditing.audit_waivers import AuditWaivers
     from hal.auditing.document import AuditReport, Finding
     from hal.auditing.trace import Trace
     from hal.device import DeviceSpec
@@ -28,6 +30,7 @@ class audit:  # a context manager, named as it is used
         fail_on: classes of findings that raise AuditError at the end of the block.
         device: what findings and rooflines judge by; by default only what is seen of tensors.
         subject: what the report calls the program.
+        waivers: findings that are allowed, see `read_audit_waivers`.
 
     Raises:
         AuditError: another audit runs in this process, or the gate failed.
@@ -39,18 +42,21 @@ class audit:  # a context manager, named as it is used
         fail_on: Iterable[str | GateClass] = (),
         device: DeviceSpec | None = None,
         subject: str = "a block of a program",
+        waivers: AuditWaivers | None = None,
     ) -> None:
         if mode not in ("full", "light"):
             raise AuditError("hal.audit", 'mode "full" or "light"', repr(mode), "correct it")
         self.subject = subject
+        self.describe_device: Callable[[Trace], DeviceSpec | None] = lambda trace: device
         self._fail_on = read_classes(fail_on)
-        self._device = device
+        self._waivers = waivers
         self._session = Session(mode)
+        self._children = Children(mode)
         self._result: AuditReport | None = None
         self._trace: Trace | None = None
 
     def __enter__(self) -> Self:
-        self._session.start()
+        self.begin()
         return self
 
     def __exit__(
@@ -59,18 +65,42 @@ class audit:  # a context manager, named as it is used
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.end(error)
+        if error is None and self._fail_on and not self.is_fork:
+            check_gate(self.result, self._fail_on)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this process is a fork of the one that began the audit: its trace goes there
+        when it exits, and there is no report here."""
+        return self._session.is_child
+
+    def begin(self) -> None:
+        """What `with` does first.
+
+        Raises:
+            AuditError: another audit runs in this process.
+        """
+        self._session.start()
+        self._children.open()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """What the end of the block does. error: by which the program ends."""
         from hal.auditing.program_report import create_report
 
+        if self.is_fork:
+            return
+        self._children.close()
         self._trace = self._session.stop(ending=error)
+        notes = self._children.collect(self._trace)
         self._result = create_report(
             self._trace,
             subject=self.subject,
             mode=self._session.mode,
-            device=self._device,
-            notes=self._session.notes,
+            device=self.describe_device(self._trace),
+            notes=[*self._session.notes, *notes],
+            waivers=self._waivers,
         )
-        if error is None and self._fail_on:
-            check_gate(self._result, self._fail_on)
 
     @property
     def result(self) -> AuditReport:

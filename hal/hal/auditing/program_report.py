@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from hal.auditing.audit_waivers import AuditWaivers
 from hal.auditing.document import AuditReport, Finding, Machine, Row, Work
 from hal.auditing.session import Mode
+from hal.auditing.surroundings import complete_report
 from hal.auditing.trace import Trace
 from hal.device import Confidence, DeviceSpec
 
@@ -27,12 +29,13 @@ def create_report(
     mode: Mode,
     device: DeviceSpec | None = None,
     notes: Iterable[str] = (),
+    waivers: AuditWaivers | None = None,
 ) -> AuditReport:
     """Judges a trace. device: what it ran on, if it is known."""
     machine = trace.machine if device is None else machine_of(device)
     trace.machine = machine
     findings, rows = _judge(trace, device)
-    return AuditReport(
+    report = AuditReport(
         kind="program",
         subject=subject,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -48,6 +51,7 @@ def create_report(
         processes=trace.processes,
         notes=tuple(notes),
     )
+    return complete_report(report, refusals=trace.refusals, waivers=waivers)
 
 
 def machine_of(device: DeviceSpec) -> Machine:
@@ -64,12 +68,10 @@ def machine_of(device: DeviceSpec) -> Machine:
 
 
 def _judge(trace: Trace, device: DeviceSpec | None) -> tuple[list[Finding], list[Row]]:
-    from hal.auditing.refusals import refusal_findings
     from hal.auditing.rules import judge
     from hal.auditing.trace_rows import rows_of
 
-    findings = [*judge(trace, device), *refusal_findings(trace.refusals)]
-    return findings, rows_of(trace)
+    return judge(trace, device), rows_of(trace)
 
 
 def _coverage(trace: Trace, rows: Iterable[Row]) -> dict[str, Work]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import platform
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from hal.auditing.document import Machine
+from hal.auditing.foreign_variables import foreign_variables
 from hal.auditing.import_watch import FailedImport, ImportWatch
 from hal.auditing.messages import MessageWatch
 from hal.auditing.observer_frames import FrameReader
+from hal.auditing.refusals import mark_refusals, refusals_since
 from hal.auditing.threads import ThreadWatch
 from hal.auditing.trace import SwallowedError, Trace
 from hal.errors import AuditError
@@ -38,10 +41,13 @@ class Session:
     """Observes this process from `start` to `stop`."""
 
     def __init__(self, mode: Mode = "full") -> None:
+        """mode: see `hal.audit`."""
         self.mode: Mode = mode
         self.frames = FrameReader()
         self.messages = MessageWatch(self.frames)
         self.notes: list[str] = []
+        self.is_child = False
+        self.on_torch: Callable[[], None] | None = None
         self._threads = ThreadWatch(self._begin_thread, self._end_thread)
         self._imports = ImportWatch(
             {"torch": self._torch_arrived, "torch._dynamo.eval_frame": self._dynamo_arrived},
@@ -51,7 +57,13 @@ class Session:
         self._torch: TorchSide | None = None
         self._lock = threading.RLock()
         self._begin_s = 0.0
+        self._refusal_mark = 0
         self._undo = ExitStack()
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether the program has imported torch."""
+        return self._torch is not None
 
     def start(self) -> None:
         """Puts everything on.
@@ -68,6 +80,7 @@ class Session:
             )
         _active.append(self)
         self._begin_s = perf_counter()
+        self._refusal_mark = mark_refusals()
         with ExitStack() as undo:
             undo.callback(_active.remove, self)
             for watch in (self.messages, self._threads, self._imports):
@@ -96,12 +109,15 @@ class Session:
         trace.swallowed += self._failed
         if self._torch is not None:
             self._torch.fill(trace)
+        trace.refusals += refusals_since(self._refusal_mark, ending=ending)
+        trace.variables += foreign_variables()
         trace.swallowed = [error for error in trace.swallowed if not _is_of(error, ending)]
         self._add_notes()
         return trace
 
     def forget(self) -> None:
         """After a fork: what the parent did is the parent's."""
+        self._refusal_mark = mark_refusals()
         self._begin_s = perf_counter()
         self.messages.forget()
         self._failed.clear()
@@ -117,6 +133,8 @@ class Session:
             if self._torch is None and self in _active:
                 self._torch = TorchSide(self.frames, self.mode)
                 self._torch.attach()
+                if self.on_torch is not None:
+                    self.on_torch()
 
     def _dynamo_arrived(self) -> None:
         if self._torch is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+
+_OURS: Final = "hal-"
 
 
 class ThreadWatch:
@@ -22,7 +25,9 @@ class ThreadWatch:
         """From here on new threads are observed."""
         current = threading.current_thread()
         self.before = tuple(
-            thread.name for thread in threading.enumerate() if thread is not current
+            thread.name
+            for thread in threading.enumerate()
+            if thread is not current and not thread.name.startswith(_OURS)
         )
         original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
         self._original = original

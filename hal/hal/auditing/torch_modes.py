@@ -94,7 +94,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             raise
         run_ns = perf_counter_ns() - start_ns
         inner_ns = sums.inner_ns
-        if is_counted:
+        if is_counted and not _is_meta(result):
             try:
                 observer.record(
                     sums,
@@ -204,6 +204,10 @@ def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if any(issubclass(kind, FakeTensor) for kind in types):
         return func(*args, **kwargs)
     return NotImplemented
+
+
+def _is_meta(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.device.type == "meta"
 
 
 def push_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:

@@ -18,6 +18,9 @@ from hal.suggestions import did_you_mean
 from hal.variables import CONFIG_VARIABLE, DEBUG_VARIABLE, PREFIX
 
 _USER_INTERRUPT_EXIT = 130
+_AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+AUTOLOAD_IS_OURS = _AUTOLOAD_VARIABLE not in os.environ
+"""Whether `main` sets that variable: a program that `hal` runs is not to see it."""
 
 
 class LazyGroup(TyperGroup):
@@ -145,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run `hal`. Exit codes: 0 fine, 1 something found wrong, 2 a user's error, 130 interrupted;
     `hal diff` has more, see `hal.auditing.changes`."""
     # Vendors' torch extensions are loaded by their plug-ins, never by `import torch` itself.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    os.environ.setdefault(_AUTOLOAD_VARIABLE, "0")
     words = list(sys.argv[1:] if arguments is None else arguments)
     shared = CliContext(is_debug="--debug" in words)
     command = get_command(create_app())
