@@ -85,6 +85,8 @@ def _link(found: Plan) -> str:
     )
     latency = "unknown" if link.latency_us is None else _two(link.latency_us)
     mesh = "every pair linked" if link.is_full_mesh else "not every pair linked"
+    if not link.is_mesh_known:
+        mesh = "not known which pairs are linked"
     return (
         f"link: {link.kind}, {mesh}, P2P {link.p2p}, {rate} GB/s, {latency} µs "
         f"({link.evidence.confidence.value})"
@@ -101,6 +103,7 @@ def _step(step: StepEstimate) -> str:
         if site.us is not None
     )
     unknown = f"; {len(step.unknown)} sites unknown" if step.unknown else ""
+    unknown += f"; {len(step.partial)} sites memory only" if step.partial else ""
     return (
         f"{step.phase} {step.tokens}: at least {_two(step.total_us / 1000)} ms, of which lost "
         f"{_two(step.lost_us / 1000)} ms{unknown}; most: {shares}"
