@@ -170,6 +170,9 @@ class _NoEngine:
     def op_calls(self) -> list[Any]:
         return []
 
+    def degraded_reasons(self) -> list[str]:
+        return []
+
 
 def endpoints() -> str:
     """Every route of the server with what its function says of itself."""

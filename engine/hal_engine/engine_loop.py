@@ -112,6 +112,8 @@ class Engine:
         return self._op_calls()
 
     def stats(self) -> EngineStats:
+        """Raises EngineDeadError once the engine has ended: its last numbers are no news."""
+        self._raise_if_dead()
         return self._core.stats()
 
     # ---- called from event loops ----

@@ -306,6 +306,8 @@ def test_a_dead_runner_ends_everyone_with_the_cause(
             await engine.embed([[1]])
         with pytest.raises(EngineDeadError, match="on fire"):
             await engine.check_ready(1)
+        with pytest.raises(EngineDeadError, match="on fire"):
+            engine.stats()  # or a dead engine would look idle
         await asyncio.wait_for(engine.drain(), 60)
         await engine.close()
         assert runner.is_closed

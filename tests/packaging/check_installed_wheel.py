@@ -59,6 +59,9 @@ def check_files(distribution: importlib.metadata.Distribution) -> None:
     require("files beside the packages", {"hal"}, {f.name for f in files if f.parts[0] == ".."})
     presets = {f.stem for f in files if f.parts[:2] == ("hal_engine", "presets")}
     require("presets with their sources", True, {"sources", "deepseek-v3.2"} <= presets)
+    page = {f.name for f in files if f.parts[:3] == ("hal_engine", "server", "static")}
+    required = {"index.html", "main.js", "dashboard.css", "grafana-dashboard.json"}
+    require("the server's page", True, required <= page)
     marked = {file.parts[0] for file in files if file.name == "py.typed"}
     require("packages with py.typed", PACKAGES, marked)
     require("licence in the wheel", True, any(file.name == "LICENSE" for file in files))

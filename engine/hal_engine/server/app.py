@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from hal_engine.api import AsyncEngine
-from hal_engine.server import health
+from hal_engine.server import dashboard, health
 from hal_engine.server.auth import ApiKeyMiddleware, LoopbackHostMiddleware, resolve_api_key
 from hal_engine.server.chat import chat_completions
 from hal_engine.server.completions import completions
@@ -19,6 +22,7 @@ from hal_engine.server.limits import LimitsMiddleware
 from hal_engine.server.metrics import ServerMetrics
 from hal_engine.server.request_context import RequestContextMiddleware
 from hal_engine.server.state import ServerState
+from hal_engine.server.status import status
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
@@ -42,7 +46,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     # The layer added last is the outermost.
     app.add_middleware(LimitsMiddleware, state=state)
     if api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=api_key, open_paths=_open_paths(config))
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key, is_open=_open_requests(config))
     elif config.is_loopback:
         hosts = frozenset(host.lower() for host in config.allowed_hosts)
         app.add_middleware(LoopbackHostMiddleware, allowed_hosts=hosts)
@@ -60,11 +64,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI) -> None:
     gets = {
-        "/": health.index,
+        "/": dashboard.index,
         "/health": health.health,
         "/ready": health.ready,
         "/metrics": health.metrics,
         "/v1/hal/plan": health.plan,
+        "/v1/hal/status": status,
+        "/static/{name}": dashboard.asset,
         "/v1/models": health.list_models,
         "/v1/models/{model:path}": health.retrieve_model,
     }
@@ -79,13 +85,14 @@ def _add_routes(app: FastAPI) -> None:
         app.add_route(path, endpoint, methods=["POST"])
 
 
-def _open_paths(config: ServerConfig) -> frozenset[str]:
+def _open_requests(config: ServerConfig) -> Callable[[Scope], bool]:
+    """Which requests need no key: some paths by the settings, and the page, which holds no data."""
     paths = {"/health"}
     if not config.metrics_require_api_key:
         paths.add("/metrics")
     if not config.ready_requires_api_key:
         paths.add("/ready")
-    return frozenset(paths)
+    return lambda scope: scope["path"] in paths or dashboard.is_public(scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

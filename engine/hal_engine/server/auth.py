@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -52,15 +53,15 @@ def _checked(key: str, source: str) -> bytes:
 
 
 class ApiKeyMiddleware:
-    """Refuses HTTP requests without the key, except to `open_paths`."""
+    """Refuses HTTP requests without the key, except those that are open to all."""
 
-    def __init__(self, app: ASGIApp, *, api_key: bytes, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: bytes, is_open: Callable[[Scope], bool]) -> None:
         self._app = app
         self._digest = hashlib.sha256(api_key).digest()
-        self._open_paths = open_paths
+        self._is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        if scope["type"] == "http" and not self._is_open(scope):
             self._check(scope)
         await self._app(scope, receive, send)
 

@@ -157,9 +157,9 @@ class Generation:
         now = asyncio.get_running_loop().time()
         last = self._last_token_s.get(index)
         if last is None:
-            self._state.metrics.time_to_first_token.observe(now - self._arrived_s)
+            self._state.metrics.observe_first_token(now, now - self._arrived_s)
         else:
-            self._state.metrics.inter_token_latency.observe(now - last)
+            self._state.metrics.observe_token(now, now - last)
         self._last_token_s[index] = now
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:

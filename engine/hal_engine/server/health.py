@@ -45,7 +45,10 @@ async def metrics(request: Request) -> Response:
 
 async def plan(request: Request) -> Response:
     """The plan in use."""
-    return json_response(state_of(request).engine.plan_json())
+    state = state_of(request)
+    if state.plan_body is None:  # megabytes for a large model, and it never changes
+        state.plan_body = encode_json(state.engine.plan_json())
+    return Response(state.plan_body, media_type="application/json")
 
 
 async def list_models(request: Request) -> Response:
@@ -61,13 +64,6 @@ async def retrieve_model(request: Request) -> Response:
     name = request.path_params["model"]
     check_model(name, state)
     return json_response(_model(state, name))
-
-
-async def index(request: Request) -> Response:
-    """Where to go from here."""
-    state = state_of(request)
-    paths = sorted({getattr(route, "path", "") for route in request.app.routes} - {"/", ""})
-    return json_response({"model": state.engine.model_id, "endpoints": paths})
 
 
 def not_found(status: int, headers: dict[str, str]) -> ApiError:

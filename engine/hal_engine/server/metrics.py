@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from hal_engine.api import AsyncEngine, EngineDeadError
+from hal_engine.server.latencies import RecentLatencies
+from hal_engine.server.op_totals import OP_LABELS, op_totals
 
 Outcome = Literal["ok", "client_error", "overload", "disconnected", "deadline", "error"]
 
@@ -68,7 +70,26 @@ class ServerMetrics:
             "hal_plan_info", "The plan in use; always 1.", ["hash"], registry=self.registry
         )
         plan.labels(hash=plan_hash).set(1)
+        build = Gauge(
+            "hal_build_info",
+            "The halstack that serves; always 1.",
+            ["version"],
+            registry=self.registry,
+        )
+        build.labels(version=version("halstack")).set(1)
         self.registry.register(_EngineCollector(engine))
+        self.recent_first_tokens = RecentLatencies()
+        self.recent_tokens = RecentLatencies()
+
+    def observe_first_token(self, now_s: float, waited_s: float) -> None:
+        """A sequence's first token, `waited_s` after its request came. now_s: monotonic."""
+        self.time_to_first_token.observe(waited_s)
+        self.recent_first_tokens.add(now_s, waited_s)
+
+    def observe_token(self, now_s: float, waited_s: float) -> None:
+        """A further token, `waited_s` after the one before it."""
+        self.inter_token_latency.observe(waited_s)
+        self.recent_tokens.add(now_s, waited_s)
 
     def text(self) -> bytes:
         """The exposition format of all metrics."""
@@ -88,6 +109,13 @@ class _EngineCollector:
             families = []
         alive = 1 if families else 0
         yield GaugeMetricFamily("hal_engine_alive", "0 once the engine has stopped.", value=alive)
+        waivers = len(self._engine.degraded_reasons())
+        yield GaugeMetricFamily(
+            "hal_degraded",
+            "1 while the plan needs waivers for lost fast paths.",
+            value=min(waivers, 1),
+        )
+        yield GaugeMetricFamily("hal_waivers_in_use", "Waivers that the plan needs.", value=waivers)
         yield from families
 
     def _stats(self) -> Iterator[Metric]:
@@ -114,16 +142,9 @@ class _EngineCollector:
             yield CounterMetricFamily(name, text, value=value)
 
     def _op_calls(self) -> Metric:
-        """Summed over call sites: one series per site would be hundreds for a deep model."""
-        totals: dict[tuple[str, str, str, str, str], int] = defaultdict(int)
-        for row in self._engine.op_calls():
-            key = (row.op, row.phase, row.implementation, row.tier, row.token_range)
-            totals[key] += row.calls
         family = CounterMetricFamily(
-            "hal_op_calls",
-            "Calls of bound ops, summed over call sites.",
-            labels=["op", "phase", "implementation", "tier", "token_range"],
+            "hal_op_calls", "Calls of bound ops, summed over call sites.", labels=OP_LABELS
         )
-        for key, calls in sorted(totals.items()):
-            family.add_metric(list(key), calls)
+        for key, calls in op_totals(self._engine.op_calls()).items():
+            family.add_metric(key, calls)
         return family

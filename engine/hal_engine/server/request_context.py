@@ -21,7 +21,10 @@ access_logger = logging.getLogger("hal_engine.server.access")
 REQUEST_ID_HEADER = b"x-request-id"
 PLAN_HEADER = b"x-hal-plan"
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_NAMED_PATHS = GENERATING_PATHS | {"/", "/health", "/ready", "/metrics", "/v1/hal/plan"}
+_POLLED_PATH = "/v1/hal/status"
+_NAMED_PATHS = GENERATING_PATHS | {
+    *("/", "/health", "/ready", "/metrics", "/v1/hal/plan", _POLLED_PATH),
+}
 
 
 class RequestContextMiddleware:
@@ -70,7 +73,10 @@ class RequestContextMiddleware:
         if endpoint in GENERATING_PATHS:
             metrics.request_duration.labels(endpoint=endpoint).observe(duration_s)
         client = scope.get("client")
-        access_logger.info(
+        # The page asks for its status each second, which would bury all the rest.
+        is_poll = endpoint == _POLLED_PATH and status == 200
+        access_logger.log(
+            logging.DEBUG if is_poll else logging.INFO,
             "%s",
             json.dumps(
                 {
@@ -118,4 +124,4 @@ def _endpoint(path: str) -> str:
         return path
     if path == "/v1/models" or path.startswith("/v1/models/"):
         return "/v1/models"
-    return "other"
+    return "/static" if path.startswith("/static/") else "other"

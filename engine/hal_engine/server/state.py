@@ -29,6 +29,14 @@ class Readiness:
     failure: str | None = None
 
 
+@dataclass(slots=True)
+class StatusCache:
+    """The last document of `/v1/hal/status`."""
+
+    made_at_s: float = float("-inf")  # monotonic
+    body: bytes | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class ServerState:
     """One per app, at `app.state.server`; `in_flight` is what a drain waits for."""
@@ -38,12 +46,15 @@ class ServerState:
     metrics: ServerMetrics
     plan_hash: str
     created: int = field(default_factory=lambda: int(time.time()))
+    started_s: float = field(default_factory=time.monotonic)
     is_draining: bool = False
     in_flight: set[Stoppable] = field(default_factory=set)
     active_requests: int = 0  # HTTP requests to a generating endpoint, from head to last byte
     body_bytes_held: int = 0
     readiness: Readiness = field(default_factory=Readiness)
     ready_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    status: StatusCache = field(default_factory=StatusCache)
+    plan_body: bytes | None = None  # what /v1/hal/plan answers, once it was asked
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(engine: Any, **settings: Any) -> Iterator[RunningServer]:
-    config = ServerConfig(port=0, **{"ready_cache_s": 0, **settings})
+    config = ServerConfig(**{"port": 0, "ready_cache_s": 0, **settings})
     listener = bind_listener(config)
     app = create_app(engine, config)
     server = DrainingServer(app, config, listener, lambda _: None)
@@ -104,6 +104,12 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
             return stack.enter_context(running_server(own, **settings))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """`serve(engine, **settings)`: a server for the length of a block."""
+    return running_server
 
 
 @pytest.fixture(scope="module")
