@@ -88,7 +88,7 @@ class audit:  # a context manager, named as it is used
         """What the end of the block does. error: by which the program ends."""
         from hal.auditing.program_report import create_report
 
-        if self.is_fork:
+        if self.is_fork or self._trace is not None:
             return
         self._children.close()
         self._trace = self._session.stop(ending=error)
@@ -101,6 +101,11 @@ class audit:  # a context manager, named as it is used
             notes=[*self._session.notes, *notes],
             waivers=self._waivers,
         )
+
+    def finish(self) -> AuditReport:
+        """Ends the audit before the block does, and returns the report."""
+        self.end()
+        return self.result
 
     @property
     def result(self) -> AuditReport:

@@ -110,7 +110,8 @@ def _is_archive(path: str) -> bool:
 
 def _run_script(path: str) -> None:
     """In a module that stays `__main__`: what runs at exit still finds it."""
-    with io.open_code(os.path.abspath(path)) as file:
+    path = os.path.abspath(path)  # as Python itself names it in `__file__` and tracebacks
+    with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", path)

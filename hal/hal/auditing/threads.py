@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-
 _OURS: Final = "hal-"
 
 
