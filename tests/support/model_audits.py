@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hal.auditing.document import AuditReport, Finding
+from hal.auditing.gates import GateClass
 from hal.candidates import Kernel, KernelCandidate
 from hal.device import DeviceSpec
 from hal.plugins.manager import load_backends
@@ -18,6 +19,7 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 
 NUM_LAYERS = 9
+ENVIRONMENT = GateClass.IGNORED_SETTING  # what the tests' own environment is found to set
 OPTIONS: dict[str, Any] = {
     "precision": "fp32",
     "num_blocks": 128,

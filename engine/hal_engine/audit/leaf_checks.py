@@ -20,10 +20,11 @@ from hal_engine.audit.instructions import find_instruction
 
 @dataclass(slots=True)
 class CallEvidence:
-    """What was seen inside one watched call. modules: whose Python functions were entered, where
-    that was looked at."""
+    """What was seen inside one watched call. composites: torch ops that are made of others, which
+    are in `ops`. modules: whose Python functions were entered, where that was looked at."""
 
     ops: Counter[str] = field(default_factory=Counter)
+    composites: Counter[str] = field(default_factory=Counter)
     entered: Counter[str] = field(default_factory=Counter)
     modules: set[str] = field(default_factory=set)
 
@@ -56,11 +57,12 @@ class LeafTally:
     def add(self, evidence: CallEvidence, where: str) -> None:
         """One watched call."""
         self.calls += 1
-        ops = [name for name in self.torch_ops if evidence.ops[name]]
+        torch_ops = evidence.ops + evidence.composites
+        ops = [name for name in self.torch_ops if torch_ops[name]]
         code = [name for name in evidence.entered if _is_within(name, self.symbols)]
         modules = [name for name in evidence.modules if _is_within(name, self.symbols)]
         for name in ops:
-            self.seen[name] += evidence.ops[name]
+            self.seen[name] += torch_ops[name]
         for name in code or evidence.entered:
             self.seen[name] += evidence.entered[name]
         for name in modules:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from hal.auditing.document import AuditReport, Finding, Machine, Refusal, Verification, WaiverUse
 from hal.auditing.foreign_variables import foreign_variables, variable_findings
@@ -20,6 +19,7 @@ from hal_engine.audit.rows import coverage_of, host_rows, outside_row, planned_r
 from hal_engine.audit.running import AuditOptions, Observed, observe_model
 from hal_engine.building import Progress
 from hal_engine.planning import PlannedModel
+from hal_engine.serving import model_id
 from hal_engine.tensor_parallel import WorkerOrder
 
 
@@ -66,7 +66,7 @@ def report_of(
     all_us = sum(work.time_us or 0.0 for work in coverage.values())
     return AuditReport(
         kind="model",
-        subject=Path(planned.config.source).name,
+        subject=model_id(planned),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         mode=options.mode,
         machine=machine_of(observed.device),

@@ -86,6 +86,8 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             with self:
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
+                if self._observer.evidence is not None:
+                    self._observer.evidence.composites[name] += 1
                 return result
             begin = perf_counter_ns()
             result = func(*args, **named)

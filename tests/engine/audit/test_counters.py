@@ -21,7 +21,7 @@ from hal.tiers import Tier
 from hal_engine.audit.observer import CallObserver
 from hal_engine.audit.ranks import rank_findings
 from hal_engine.audit.running import AuditOptions
-from model_audits import Auditor, of_rule
+from model_audits import ENVIRONMENT, Auditor
 
 RANGES = (TokenRange(1, 4), TokenRange(5, 5), TokenRange(6, 64))
 
@@ -72,9 +72,9 @@ def test_threads(calls: list[list[int]], is_observed: bool) -> None:
 
 
 def test_two_processes(auditor: Auditor) -> None:
-    report = auditor.run(tp=2)
+    report = auditor.run(AuditOptions(measure=False, verify=1.0), tp=2)
     assert report.processes == 2
-    assert [f.title for f in report.findings] == []
+    assert [f.title for f in report.findings if f.gate is not ENVIRONMENT] == []
     assert any("counters of 2 ranks were compared" in note for note in report.notes)
     reduces = [row for row in report.rows if row.op == "collective"]
     assert reduces
@@ -84,13 +84,10 @@ def test_two_processes(auditor: Auditor) -> None:
     steps = {calls["layers.0.o_all_reduce"], calls["layers.0.down_all_reduce"]}
     assert len(steps) == 1
 
-
-def test_collectives_are_not_compared(auditor: Auditor) -> None:
-    report = auditor.run(AuditOptions(measure=False, verify=1.0), tp=2)
+    # Collectives are not compared: the other rank would have to take part again.
     assert report.verification is not None
     assert report.verification.skipped_calls > 0
     assert any("the other ranks" in note for note in report.notes)
-    assert not of_rule(report, "diverges-from-reference")
 
 
 @pytest.mark.parametrize(
