@@ -19,7 +19,7 @@ from hal.plan import Plan
 _STACK: Final = ("halstack", "torch", "triton", "numba", "numpy")
 """What plans, binds and computes; of it, what is installed."""
 _NO_PROFILE: Final = frozenset({"evidence", "software"})
-_RATES: Final = frozenset({"memory_bandwidth", "peak_flops"})
+RATES: Final = frozenset({"memory_bandwidth", "peak_flops"})
 
 
 def create_lock(
@@ -65,12 +65,14 @@ def installed_versions() -> dict[str, str]:
 
 def profile_of(device: Mapping[str, Any]) -> dict[str, Any]:
     """What is compared of a device: without its software, which has versions of its own, and
-    without rates that were measured, on which no two runs agree."""
+    without rates that were measured, on which no two runs agree, or that nobody knows."""
     evidence = device.get("evidence") or {}
-    measured = {
-        key for key in _RATES if isinstance(evidence, Mapping) and _is_measured(key, evidence)
+    left_out = {
+        key
+        for key in RATES
+        if not device.get(key) or (isinstance(evidence, Mapping) and _is_measured(key, evidence))
     }
-    return {key: value for key, value in device.items() if key not in _NO_PROFILE | measured}
+    return {key: value for key, value in device.items() if key not in _NO_PROFILE | left_out}
 
 
 def _is_measured(key: str, evidence: Mapping[str, Any]) -> bool:
@@ -80,8 +82,9 @@ def _is_measured(key: str, evidence: Mapping[str, Any]) -> bool:
 
 
 def profile_hash(device: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits over `profile_of`."""
-    text = json.dumps(profile_of(device), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """16 hexadecimal digits over `profile_of` without rates: measuring a device changes no hash."""
+    profile = {key: value for key, value in profile_of(device).items() if key not in RATES}
+    text = json.dumps(profile, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

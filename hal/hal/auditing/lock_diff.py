@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from hal.auditing.changes import Change, ChangeKind, Diff, key_changes, sorted_changes, value_text
-from hal.auditing.lock import profile_of
+from hal.auditing.lock import RATES, profile_of
 from hal.auditing.op_changes import Comparison, SameSource, op_changes
 from hal.auditing.plan_documents import LockDocument, PlanDocument, PlanOpDocument
 
@@ -139,7 +139,8 @@ def _profile_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     """Field by field; of lists what is added and taken away, of mappings key by key."""
     for key in sorted({*before, *after} - set(_IDENTITY)):
         one, other = before.get(key), after.get(key)
-        if one == other:
+        is_unknown = key in RATES and (key not in before or key not in after)
+        if one == other or is_unknown:  # a rate is compared with one of its kind only
             continue
         if isinstance(one, list) and isinstance(other, list):
             gone = [str(item) for item in one if item not in other]
