@@ -211,6 +211,7 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "bfloat16 bias": _gemm("bfloat16", has_bias=True),
         "bfloat16 gated": _gemm("bfloat16", epilogue="silu_gated"),
         "fp8_block128_a8 K 1000": _gemm("fp8_block128_a8", k=1000, n=1000),
+        "bfloat16 to float32": _gemm("bfloat16", n=256, out_dtype="float32"),
     },
     "grouped_gemm": {
         name: _experts(name)
