@@ -16,6 +16,8 @@ from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest, reference
 from hal.ops.request import TokenRange
 from hal.reasons import ReasonKind
 from hal.selection import SelectionRules, select
+from hal.tiers import Tier
+from hal.unlocks import unlocks_of
 from hal_backends.gpu.collectives import candidates, library_name
 from library_cases import device
 
@@ -190,15 +192,22 @@ def test_peer_kernels_need_a_full_mesh_and_a_verified_exchange(transport: str) -
     assert kinds(p2p="verified", is_full_mesh=False) == {ReasonKind.HARDWARE}
 
 
-def test_a_small_message_among_eight_on_pcie_is_a_lost_path() -> None:
-    """The library serves, and the plan says that a peer kernel of a higher tier is within reach."""
-    request = request_of("pcie", 8, p2p="verified")
+def test_a_small_message_among_eight_on_pcie_needs_verified_peer_access() -> None:
+    """A kernel over peers' memory serves where access was verified; a claim, or not knowing, is a
+    lost path whose unlock is to verify."""
     rules = SelectionRules(explicit={}, policy=DevicePolicy())
     offered = candidates("collective", dataclasses.replace(NVIDIA, software={}))
-    decision = select(request, offered, rules)
-    assert decision.choice.name == "nvidia.collective.nccl"
-    assert decision.lost is not None
-    assert decision.lost.better == "nvidia.collective.flashinfer_pcie_ipc"
+    verified = select(request_of("pcie", 8, p2p="verified"), offered, rules)
+    assert verified.choice.name == "nvidia.collective.triton_one_shot"
+    for access in ("claimed", "unknown"):
+        decision = select(request_of("pcie", 8, p2p=access), offered, rules)
+        assert decision.choice.name == "nvidia.collective.nccl_through_host"
+        assert decision.lost is not None
+        assert decision.lost.better_tier is Tier.NATIVE
+        assert ReasonKind.UNVERIFIED in {reason.kind for reason in decision.lost.reasons}
+        assert any("--verify-links" in step for step in unlocks_of(decision.lost.reasons))
+    nothing = select(request_of("pcie", 8, p2p="none"), offered, rules)
+    assert nothing.choice.name == "nvidia.collective.nccl_through_host"
     large = select(request_of("pcie", 8, 8192, p2p="verified"), offered, rules)
     assert large.choice.name == "nvidia.collective.nccl"
     assert large.lost is None
