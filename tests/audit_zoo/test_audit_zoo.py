@@ -5,19 +5,19 @@ where: `# LOSES: rule, rule` speaks of its line, or of the next one if it stands
 `# LOSES-ANYWHERE: rule` of a finding without a line. Nothing else that a gate could fail on may be
 found, and nothing at all in a clean program.
 
-Torch starts once for many programs. `# RUN: alone`, `# RUN: env NAME=VALUE` and `# RUN: ranks` ask
-for a process of their own.
+Torch starts once for many programs. `# RUN: compiled` asks for the process of those that compile,
+`# RUN: command NAME=VALUE…` for one of `hal audit run` with further variables.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ from hal.auditing.foreign_variables import known_variable
 ZOO = Path(__file__).parent
 LOSING = sorted(path.relative_to(ZOO).as_posix() for path in ZOO.glob("losing/*.py"))
 CLEAN = sorted(path.relative_to(ZOO).as_posix() for path in ZOO.glob("clean/*.py"))
-TIMEOUT_S = 240
+TIMEOUT_S = 600
+# Torch starts in several processes, which takes its time on a machine that has other work.
+pytestmark = pytest.mark.timeout(1800)
+_COMMAND = (
+    "import sys; from hal.cli.audit_run import run_program; sys.exit(run_program(sys.argv[1:]))"
+)
 
 _RUN = re.compile(r"^# RUN: (?P<how>\w+) ?(?P<rest>.*)$", re.MULTILINE)
 _LOSES = re.compile(r"# LOSES: (?P<rules>[\w, -]+)$")
@@ -63,19 +68,31 @@ def found_in(report: dict[str, Any], program: str) -> Expected:
     return found
 
 
-def _processes() -> list[tuple[dict[str, str], list[str]]]:
-    """Programs by the process that they run in: further variables, programs."""
+@dataclass(frozen=True)
+class Job:
+    """A process: programs that it runs, further variables, whether by `hal audit run`."""
+
+    programs: tuple[str, ...]
+    further: dict[str, str] = field(default_factory=dict)
+    is_command: bool = False
+
+
+def _jobs() -> list[Job]:
+    """Long ones first. The programs that share a process are in two halves, for two cores."""
     together: list[str] = []
-    alone: list[tuple[dict[str, str], list[str]]] = []
+    compiling: list[str] = []
+    own: list[Job] = []
     for program in (*LOSING, *CLEAN):
         match = _RUN.search((ZOO / program).read_text(encoding="utf-8"))
         if match is None:
             together.append(program)
+        elif match["how"] == "compiled":
+            compiling.append(program)
         else:
-            pairs = match["rest"].split() if match["how"] == "env" else []
-            alone.append((dict(pair.split("=", 1) for pair in pairs), [program]))
-    # Two halves, so that both cores have work.
-    return [({}, together[::2]), ({}, together[1::2]), *alone]
+            pairs = dict(pair.split("=", 1) for pair in match["rest"].split())
+            own.append(Job((program,), pairs, is_command=True))
+    halves = (Job(tuple(together[::2])), Job(tuple(together[1::2])))
+    return [Job(tuple(compiling)), *halves, *own]
 
 
 def _environment(further: dict[str, str]) -> dict[str, str]:
@@ -88,22 +105,24 @@ def _environment(further: dict[str, str]) -> dict[str, str]:
     return {**kept, **further}
 
 
-def _run(folder: Path, number: int, further: dict[str, str], programs: list[str]) -> dict[str, Any]:
+def _run(folder: Path, number: int, job: Job) -> dict[str, Any]:
     target = folder / f"{number}.json"
-    command = [sys.executable, "zoo_process.py", str(target), *programs]
+    command = [sys.executable, "zoo_process.py", str(target), *job.programs]
+    if job.is_command:
+        command = [sys.executable, "-c", _COMMAND, "--json", str(target), *job.programs]
     done = subprocess.run(
         command,
         cwd=ZOO,
-        env=_environment(further),
+        env=_environment(job.further),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
     if done.returncode:
-        return {program: {"error": done.stderr[-3000:]} for program in programs}
+        return {program: {"error": done.stderr[-3000:]} for program in job.programs}
     reports: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
-    return reports
+    return {job.programs[0]: reports} if job.is_command else reports
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +130,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Reports of all programs."""
     folder = tmp_path_factory.mktemp("zoo")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [
-            pool.submit(functools.partial(_run, folder, number, further, programs))
-            for number, (further, programs) in enumerate(_processes())
-        ]
+        jobs = [pool.submit(_run, folder, number, job) for number, job in enumerate(_jobs())]
         return {program: report for job in jobs for program, report in job.result().items()}
 
 

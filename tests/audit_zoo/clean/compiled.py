@@ -1,5 +1,5 @@
 """A compiled function in one graph."""
-# RUN: alone
+# RUN: compiled
 
 import torch
 

@@ -1,5 +1,5 @@
 """A compiled function in an environment that switches the compiler off."""
-# RUN: env TORCH_COMPILE_DISABLE=1
+# RUN: command TORCH_COMPILE_DISABLE=1
 # LOSES-ANYWHERE: environment-override
 
 import torch

@@ -1,5 +1,5 @@
 """A print in the middle of a compiled function."""
-# RUN: alone
+# RUN: compiled
 
 import torch
 

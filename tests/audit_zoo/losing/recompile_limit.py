@@ -1,5 +1,5 @@
 """A name that differs at each call, until torch gives up compiling."""
-# RUN: alone
+# RUN: compiled
 
 import torch
 

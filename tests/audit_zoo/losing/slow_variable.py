@@ -1,5 +1,5 @@
 """A variable that keeps torch from the CPU's instructions."""
-# RUN: env ATEN_CPU_CAPABILITY=default
+# RUN: command ATEN_CPU_CAPABILITY=default
 # LOSES-ANYWHERE: environment-override
 
 import torch

@@ -1,4 +1,5 @@
 """halstack refuses a waiver, and an outer except goes on without one."""
+# RUN: command
 
 import torch
 

@@ -53,7 +53,7 @@ def _math_path(index: TraceIndex) -> Iterator[Hit]:
             f"required {first.required}, found {first.found}",
             location=call.location,
             op="attention",
-            evidence=(*reasons, seen, evidence("arguments", "", _shapes(arguments))),
+            evidence=(*reasons, seen, evidence("arguments", "any", _shapes(arguments))),
             calls=call.calls,
             time_us=call.time_us,
             remedy=_math_remedy(reasons),
@@ -119,7 +119,7 @@ def _needless_mask(index: TraceIndex) -> Iterator[Hit]:
             op="attention",
             evidence=(
                 evidence("attn_mask", instead, f"{shape_text(mask)}, {kind}"),
-                evidence("arguments", "", _shapes(arguments)),
+                evidence("arguments", "any", _shapes(arguments)),
             ),
             calls=call.calls,
             time_us=call.time_us,
@@ -149,7 +149,7 @@ def _leaf_by_shape(index: TraceIndex) -> Iterator[Hit]:
                 op="attention",
                 evidence=(
                     evidence("kernel", f"{fast[2]}, as for {_shapes(fast[1])}", "math"),
-                    evidence("arguments", "", _shapes(arguments)),
+                    evidence("arguments", "any", _shapes(arguments)),
                 ),
                 calls=call.calls,
                 time_us=call.time_us,

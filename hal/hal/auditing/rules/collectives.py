@@ -107,8 +107,13 @@ def _disagreement(index: TraceIndex) -> Iterator[Hit]:
             continue
         first = min(by_rank)
         found = [
-            evidence(f"rank {rank}", ", ".join(sorted(by_rank[first])), ", ".join(sorted(leaves)))
+            evidence(
+                f"rank {rank}",
+                f"as rank {first}: {', '.join(sorted(by_rank[first]))}",
+                ", ".join(sorted(leaves)),
+            )
             for rank, leaves in sorted(by_rank.items())
+            if leaves != by_rank[first]
         ]
         yield Hit(
             title="ranks of one group run this line with different kernels",

@@ -41,7 +41,7 @@ def _tiny_ops(index: TraceIndex) -> Iterator[Hit]:
             op="elementwise",
             evidence=(
                 evidence("ops a step", "a few on whole tensors", f"{per_step:.0f}"),
-                evidence("ops", "", ", ".join(names)[:100]),
+                evidence("ops", "any", ", ".join(names)[:100]),
                 evidence(
                     "size of each", f"> {_limit(worst)} values", shapes_text(worst.inputs[:2])
                 ),
@@ -84,7 +84,7 @@ def _small_products(index: TraceIndex) -> Iterator[Hit]:
                 op="gemm",
                 evidence=(
                     evidence("products", "1 batched or grouped", f"{length:.0f} in a row"),
-                    evidence("arguments", "", shapes_text(operands(worst) or worst.inputs)),
+                    evidence("arguments", "any", shapes_text(operands(worst) or worst.inputs)),
                 ),
                 calls=calls_of(group),
                 time_us=time_of(group),

@@ -9,6 +9,7 @@ from hal.auditing.gates import GateClass
 from hal.auditing.rules.facts import (
     FLOAT_BITS,
     MIN_ELEMENTS,
+    is_inside_attention,
     narrower_origins,
     operands,
     shape_text,
@@ -29,7 +30,7 @@ _PRODUCTS = ("gemm", "convolution")
 def _widened(index: TraceIndex) -> Iterator[Hit]:
     for op in index.trace.ops:
         pair = operands(op) if op.op_class in _PRODUCTS else None
-        if pair is None or op.function == "scaled_dot_product_attention":
+        if pair is None or is_inside_attention(op):
             continue
         for fact in pair:
             narrow = narrower_origins(fact)
@@ -42,7 +43,7 @@ def _widened(index: TraceIndex) -> Iterator[Hit]:
                 op=op.op_class,
                 evidence=(
                     evidence("dtype of the operand", narrow[0], f"{shape_text(fact)}, widened"),
-                    evidence("arguments", "", shapes_text(pair)),
+                    evidence("arguments", "any", shapes_text(pair)),
                     why,
                 ),
                 calls=op.calls,
@@ -123,6 +124,8 @@ def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
             continue
         if any(narrower_origins(fact) for fact in pair) or op.flops < 1e6 * op.calls:
             continue
+        if is_inside_attention(op):
+            continue
         is_tf32_on = index.trace.settings.get("float32_matmul_precision") not in (None, "highest")
         if pair[0].device != "cpu" and tf32 and is_tf32_on:
             continue
@@ -134,7 +137,7 @@ def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
             op=op.op_class,
             evidence=(
                 evidence("operations/s of the device", "those of 16 bits", found),
-                evidence("arguments", "", shapes_text(pair)),
+                evidence("arguments", "any", shapes_text(pair)),
             ),
             calls=op.calls,
             time_us=op.time_us,

@@ -48,7 +48,7 @@ def _same_product(index: TraceIndex) -> Iterator[Hit]:
             op=op.op_class,
             evidence=(
                 evidence("calls with these tensors", "1 each", f"{op.repeats} more"),
-                evidence("arguments", "", shapes_text(op.inputs[:3])),
+                evidence("arguments", "any", shapes_text(op.inputs[:3])),
             ),
             calls=op.repeats,
             time_us=_share_of_repeats(op),

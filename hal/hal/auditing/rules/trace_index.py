@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from functools import cached_property
+from statistics import median
 from typing import Final, TypeVar
 
 from hal.auditing.document import Location
@@ -21,6 +22,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 _COMPREHENSION: Final = re.compile(r"(?:\.<locals>)?\.?<(?:genexpr|(?:list|set|dict)comp)>")
+PRODUCTS: Final = ("gemm", "convolution", "attention")
 HOST_DEVICES: Final = frozenset({"cpu", "meta"})
 
 
@@ -63,8 +65,15 @@ class TraceIndex:
 
     @cached_property
     def num_steps(self) -> int:
-        """Repetitions of the program's main loop; 1 if it has none."""
-        return max(1, self.trace.steps)
+        """Repetitions of the program's main loop; 1 if it has none. Where modules do not say, how
+        often a line of products usually ran: too many where there are layers, which finds less.
+        """
+        if self.trace.steps > 1:
+            return self.trace.steps
+        lines = [
+            sum(op.calls for op in ops if op.op_class in PRODUCTS) for ops in self.by_place.values()
+        ]
+        return max(1, int(median([calls for calls in lines if calls] or [1])))
 
     def is_repeated(self, calls: int) -> bool:
         """Whether that many calls from one line are work of each step, and not of setting up."""

@@ -42,7 +42,7 @@ def _cpu_ops(index: TraceIndex) -> Iterator[Hit]:
                 op=op.op_class,
                 evidence=(
                     evidence("device", accelerator, "cpu"),
-                    evidence("arguments", "", shapes_text(op.inputs[:3])),
+                    evidence("arguments", "any", shapes_text(op.inputs[:3])),
                 ),
                 calls=op.calls,
                 time_us=op.time_us,

@@ -106,7 +106,9 @@ def test_ranks_that_disagree() -> None:
     calls = [attention(query, leaf=flash), attention(query, dropout_p=0.1, rank=1)]
     found = only(trace(functions=calls, processes=2), "ranks-disagree")
     assert found.gate is GateClass.LEAF_MISMATCH
-    assert "math" in found.evidence[1].found
+    (difference,) = found.evidence
+    assert (difference.what, "math" in difference.found) == ("rank 1", True)
+    assert "flash" in difference.required
     alike = [attention(query, leaf=flash), attention(query, leaf=flash, rank=1)]
     assert not gated(trace(functions=alike, processes=2))
 

@@ -225,6 +225,16 @@ def test_tiny_ops() -> None:
     assert not gated(trace(op("mul", [large, large], large, calls=300)))
 
 
+def test_without_known_steps_the_products_say_how_often_a_loop_ran() -> None:
+    small, weight = tensor(16), tensor(64, 64)
+    many = op("mul", [small, small], small, calls=300)
+    layers = product(tensor(1, 64), weight, calls=100, flops=0.0, at=line(3, "layer"))
+    assert not gated(trace(many, layers))
+    assert only(
+        trace(many, product(tensor(1, 64), weight, calls=1, at=line(3, "layer"))), "tiny-ops"
+    )
+
+
 def test_loops_over_parts_of_one_tensor() -> None:
     x, weight = tensor(8, 64), tensor(64, 64)
     loop = product(x, weight, calls=32, flops=1e6, shared_inputs=30)
