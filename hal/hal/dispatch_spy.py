@@ -120,9 +120,9 @@ def is_tracked(name: str) -> bool:
 
 
 def _location() -> str:
-    """file:line of the innermost frame that is neither torch's nor this file's."""
-    torch_folder = torch.__path__[0]
+    """file:line of the innermost frame that is neither torch's nor of what leads calls to ops."""
+    not_callers = (torch.__path__[0], __file__, f"{__file__.rpartition('/')[0]}/integrations/")
     for frame in reversed(traceback.extract_stack()):
-        if frame.filename != __file__ and not frame.filename.startswith(torch_folder):
+        if not frame.filename.startswith(not_callers):
             return f"{frame.filename}:{frame.lineno}"
     return "unknown"

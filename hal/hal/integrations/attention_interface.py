@@ -80,9 +80,15 @@ def _takes_boolean_masks(model: Any) -> bool:
 
 
 def _configurations(model: Any) -> Iterator[Any]:
-    """Every configuration that a module of the model reads, and those inside them, once."""
-    seen: set[int] = set()
-    waiting = [part.config for part in model.modules() if hasattr(part, "config")]
+    """Every configuration that a module of the model reads, and those inside them, once.
+
+    Those of classes that do not call the interface are left out: they may ask for the name of the
+    implementation, and what they call instead is found in the rehearsal.
+    """
+    parts = [part for part in model.modules() if hasattr(part, "_can_set_attn_implementation")]
+    fixed = [part for part in parts if not part._can_set_attn_implementation()]
+    seen = {id(part.config) for part in fixed}
+    waiting = [part.config for part in parts if part not in fixed]
     while waiting:
         config = waiting.pop()
         if id(config) in seen or not hasattr(config, "_attn_implementation_internal"):

@@ -44,6 +44,9 @@ class CallBook:
         self.tokens = 1  # of the model's input that is being rehearsed
         self.masks = SeenMasks()
         self._owned = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        self._transposed = {
+            (t.data_ptr(), t.T.shape, t.T.stride()): t for t in self._owned.values() if t.dim() == 2
+        }
         self._constants: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
         self._sources: dict[int, torch.Tensor] = {}
 
@@ -63,7 +66,7 @@ class CallBook:
             rows = args[0].numel() // (args[0].shape[-1] if isinstance(own, LinearPlace) else 1)
             own.widest = widest_of(rows, self.tokens, own.widest)
             return func(*args, **kwargs)
-        reading = read_call(kind, func, args, kwargs, self._is_owned)
+        reading = read_call(kind, func, args, kwargs, self._find_owned)
         key = _key(kind, who, reading)
         if who.module is None:
             self.refused[key] = f"{kind} at {who.location}, outside every module of the model"
@@ -80,7 +83,7 @@ class CallBook:
             known = self._constants.get(_conversion_key(func, args, kwargs))
             return func(*args, **kwargs) if known is None else known[1]
         who = caller(self.names)
-        reading = read_call(kind, func, args, kwargs, self._is_owned)
+        reading = read_call(kind, func, args, kwargs, self._find_owned)
         key = _key(kind, who, reading)
         place = self.free.get(key)
         if place is None:
@@ -153,8 +156,15 @@ class CallBook:
             return "no module of the model"
         return self.names.get(module) or type(module).__name__
 
-    def _is_owned(self, tensor: Any) -> bool:
-        return id(tensor) in self._owned or id(tensor) in self._sources
+    def _find_owned(self, tensor: Any) -> torch.Tensor | None:
+        """See `free_readings.FindOwned`; a converted parameter counts as the model's."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        if id(tensor) in self._owned or id(tensor) in self._sources:
+            return tensor
+        if tensor.dim() != 2:
+            return None
+        return self._transposed.get((tensor.data_ptr(), tensor.shape, tensor.stride()))
 
     def _record_conversion(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A parameter in another dtype, made anew at each call: from now on made once."""

@@ -23,7 +23,8 @@ from hal.integrations.free_calls import (
     PRODUCT,
 )
 
-IsOwned = Callable[[torch.Tensor], bool]  # whether a tensor is a parameter or buffer of the model
+# The parameter or buffer of the model that a tensor is, or is the transpose of; None for any other.
+FindOwned = Callable[[Any], "torch.Tensor | None"]
 
 
 def _same(y: torch.Tensor) -> torch.Tensor:
@@ -48,12 +49,12 @@ class Reading:
 
 
 def read_call(
-    kind: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    kind: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     """The reading of one call of `free_calls.FUNCTIONS`."""
     if kwargs.get("out") is not None:
         return Reading(refusal="it writes into a tensor that is given (out=)")
-    return _READERS[kind](func, args, kwargs, is_owned)
+    return _READERS[kind](func, args, kwargs, find_owned)
 
 
 def _argument(
@@ -65,19 +66,26 @@ def _argument(
 
 
 def _linear(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     x = _argument(args, kwargs, 0, ("input",), None)
     weight = _argument(args, kwargs, 1, ("weight",), None)
     bias = _argument(args, kwargs, 2, ("bias",), None)
-    if not is_owned(weight) or weight.dim() != 2:
+    if _own_matrix(weight, find_owned) is not weight:
         product = (x, weight.transpose(-1, -2) if weight.dim() > 1 else weight)
         return Reading(kind=PRODUCT, operands=product, finish=_adding(bias))
-    if bias is not None and not is_owned(bias):
+    if bias is not None and find_owned(bias) is None:
         return Reading(
             kind=LINEAR, operands=(x,), weight=weight, matrix=weight, finish=_adding(bias)
         )
     return Reading(kind=LINEAR, operands=(x,), weight=weight, matrix=weight, bias=bias)
+
+
+def _own_matrix(tensor: Any, find_owned: FindOwned) -> torch.Tensor | None:
+    """The model's own matrix that an operand is, or is the transpose of."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != 2:
+        return None
+    return find_owned(tensor)
 
 
 def _adding(bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -85,17 +93,20 @@ def _adding(bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]
 
 
 def _product(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     a = _argument(args, kwargs, 0, ("input", "self"), None)
     b = _argument(args, kwargs, 1, ("other", "mat2", "tensor2"), None)
-    if is_owned(b) and b.dim() == 2 and a.dim() >= 2:
-        return Reading(kind=LINEAR, operands=(a,), weight=b, matrix=b.T)
+    weight = _own_matrix(b, find_owned)
+    if weight is not None and a.dim() >= 2:
+        return Reading(
+            kind=LINEAR, operands=(a,), weight=weight, matrix=weight.T if weight is b else weight
+        )
     return Reading(kind=PRODUCT, operands=(a, b))
 
 
 def _einsum(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     equation, operands = args[0], args[1:]
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -105,11 +116,18 @@ def _einsum(
     return Reading(kind=PRODUCT, operands=tuple(operands), equation=equation)
 
 
-def _added(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned) -> Reading:
-    bias, a, b = args[:3]
+def _added(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
+) -> Reading:
+    bias = _argument(args, kwargs, 0, ("input", "self"), None)
+    a = _argument(args, kwargs, 1, ("mat1", "batch1"), None)
+    b = _argument(args, kwargs, 2, ("mat2", "batch2"), None)
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-    if is_owned(b) and b.dim() == 2 and is_owned(bias) and bias.dim() == 1 and beta == alpha == 1:
-        return Reading(kind=LINEAR, operands=(a,), weight=b, matrix=b.T, bias=bias)
+    weight = _own_matrix(b, find_owned)
+    is_plain = beta == alpha == 1 and bias.dim() == 1 and find_owned(bias) is not None
+    if weight is not None and is_plain:
+        matrix = weight.T if weight is b else weight
+        return Reading(kind=LINEAR, operands=(a,), weight=weight, matrix=matrix, bias=bias)
 
     def finish(y: torch.Tensor) -> torch.Tensor:
         scaled = y if alpha == 1 else alpha * y
@@ -119,19 +137,19 @@ def _added(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: 
 
 
 def _embedding(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     ids = _argument(args, kwargs, 0, ("input",), None)
     weight = _argument(args, kwargs, 1, ("weight",), None)
     if _argument(args, kwargs, 3, ("max_norm",), None) is not None:
         return Reading(refusal="an embedding with max_norm, which writes into its table")
-    if not is_owned(weight):
+    if _own_matrix(weight, find_owned) is not weight:
         return Reading(refusal="a gather from a table that the model does not hold")
     return Reading(kind=EMBEDDING, operands=(ids,), weight=weight, matrix=weight)
 
 
 def _attention(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     q, k, v = (
         _argument(args, kwargs, i, (n,), None) for i, n in enumerate(("query", "key", "value"))
@@ -160,7 +178,7 @@ def _attention(
 
 
 def _convolution(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], is_owned: IsOwned
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], find_owned: FindOwned
 ) -> Reading:
     """A convolution whose stride is its kernel cuts its input into patches: one product each."""
     x = _argument(args, kwargs, 0, ("input",), None)
@@ -175,7 +193,7 @@ def _convolution(
         not isinstance(padding, str) and not any(_sizes(padding, len(sizes)))
     )
     plain = is_unpadded and groups == 1 and set(dilation) == {1} and x.dim() == len(sizes) + 2
-    if not plain or stride != sizes or not is_owned(weight):
+    if not plain or stride != sizes or find_owned(weight) is None:
         return Reading(
             refusal=f"a convolution of kernel {sizes}, stride {stride}, padding {padding}, "
             f"{groups} groups; only one that cuts into patches is a product"
@@ -208,7 +226,7 @@ def _patches(x: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, tup
     return rows.reshape(-1, x.shape[1] * torch.Size(sizes).numel()), spatial
 
 
-_READERS: Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any], IsOwned], Reading]] = {
+_READERS: Mapping[str, Callable[[Any, Sequence[Any], Mapping[str, Any], FindOwned], Reading]] = {
     LINEAR: _linear,
     PRODUCT: _product,
     EINSUM: _einsum,

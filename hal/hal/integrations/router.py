@@ -23,7 +23,7 @@ from hal.dispatch_spy import DispatchSpy, EscapedCall
 from hal.errors import RoutingError
 from hal.integrations import attention_interface
 from hal.integrations.allowances import Allowances
-from hal.integrations.attention_places import AttentionCall
+from hal.integrations.attention_places import AttentionCall, AttentionPlace
 from hal.integrations.call_book import CallBook
 from hal.integrations.call_places import (
     EmbeddingPlace,
@@ -186,13 +186,14 @@ class Router:
 
     def _notes(self) -> list[str]:
         notes = []
-        if not self.book.attention:
-            notes.append("no attention came through transformers' interface")
+        attention = [p for p in self.book.places() if isinstance(p, AttentionPlace)]
+        if not attention:
+            notes.append("no attention was recognised: neither an interface's nor torch's own")
         products = [p.name for p in self.book.free.values() if isinstance(p, ProductPlace)]
         if products:
             notes.append(
-                f"{len(products)} products of two activations ({products[0]}, …): attention that a "
-                "model writes out is planned as its products, not as one op"
+                f"{len(products)} products of two activations ({products[0]}, …) are planned as they "
+                "are: index scores, mixing, or attention that the model writes out"
             )
         return notes
 

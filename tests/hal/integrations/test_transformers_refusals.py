@@ -111,7 +111,7 @@ def _with_convolution() -> Any:
 def test_what_has_no_op_is_an_error_with_its_line_unless_allowed() -> None:
     model = _with_convolution()
     before = state(model)
-    with pytest.raises(RoutingError, match=r"aten::convolution at .*refusals\.py:\d+") as raised:
+    with pytest.raises(RoutingError, match=r"aten::convolution at \S*_refusals\.py:\d+") as raised:
         routed(model)
     assert "kernel (3,)" in str(raised.value)
     assert state(model) == before
