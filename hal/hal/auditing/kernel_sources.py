@@ -21,6 +21,7 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 
 from hal.candidates import KernelCandidate
+from hal.refusal_log import OUR_PACKAGES
 
 # What every candidate is built on: a change there is one of halstack's version.
 _FRAMEWORK: Final = ("hal",)
@@ -52,19 +53,22 @@ class KernelSource:
 
 def kernel_source(candidate: KernelCandidate, arch: str) -> KernelSource:
     """The hashes of one candidate on an architecture. Reads files; imports and runs nothing."""
-    roots = {*_imported_by(candidate.load), *candidate.modules}
+    imported, own_modules = _imported_by(candidate.load)
+    roots = {*imported, *own_modules, *candidate.modules}
     roots |= {leaf.name for leaf in candidate.leaf if leaf.kind == "symbol"}
+    # Of torch and other libraries, which have versions, nothing is followed.
+    own = {*map(_package_of, (*own_modules, *candidate.modules)), *OUR_PACKAGES}
     files: dict[str, Path] = {}
-    waiting = sorted(roots)
+    waiting = sorted(name for name in roots if _package_of(name) in own)
     while waiting:
         name = waiting.pop()
         path = _file_of(name)
         if path is None or name in files:
             continue
         files[name] = path
-        package = name.partition(".")[0]
+        package = _package_of(name)
         if package not in _FRAMEWORK:
-            waiting += [m for m in _imports_in(path, name) if m.partition(".")[0] == package]
+            waiting += [m for m in _imports_in(path, name) if _package_of(m) == package]
     data = {item for path in files.values() for item in _data_beside(path)}
     evidence = {item for name in candidate.modules for item in _evidence(name, arch)}
     return KernelSource(
@@ -76,9 +80,15 @@ def kernel_source(candidate: KernelCandidate, arch: str) -> KernelSource:
     )
 
 
-def _imported_by(load: Any) -> set[str]:
-    """Names of modules that a function imports when it is called, its own module included."""
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _imported_by(load: Any) -> tuple[set[str], set[str]]:
+    """Names of modules that a function imports when it is called, and the modules that it and what
+    it calls stand in."""
     found: set[str] = set()
+    own: set[str] = set()
     seen: set[int] = set()
     waiting: list[tuple[Any, int]] = [(load, 0)]
     while waiting:
@@ -89,9 +99,10 @@ def _imported_by(load: Any) -> set[str]:
         if not isinstance(function, FunctionType) or id(function) in seen or depth > _MAX_DEPTH:
             continue
         seen.add(id(function))
-        if function.__module__.partition(".")[0] in _FRAMEWORK:
-            continue
-        found.add(function.__module__)
+        waiting += [(cell, depth + 1) for cell in _cells(function)]
+        if _package_of(function.__module__) in _FRAMEWORK:
+            continue  # a wrapper: what it wraps is in its cells
+        own.add(function.__module__)
         package = str(function.__globals__.get("__package__") or "")
         for code in _codes(function.__code__):
             found |= set(_imports_of(code, package))
@@ -106,13 +117,12 @@ def _imported_by(load: Any) -> set[str]:
                 for name in code.co_names
                 if _is_neighbour(function.__globals__.get(name), function)
             ]
-        waiting += [(cell, depth + 1) for cell in _cells(function)]
-    return found
+    return found, own
 
 
 def _is_neighbour(item: object, function: FunctionType) -> bool:
-    package = function.__module__.partition(".")[0]
-    return isinstance(item, FunctionType) and item.__module__.partition(".")[0] == package
+    package = _package_of(function.__module__)
+    return isinstance(item, FunctionType) and _package_of(item.__module__) == package
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:

@@ -162,3 +162,17 @@ def test_an_installed_distribution_is_known_by_its_record() -> None:
     source = kernel_source(candidate(lambda: None, distribution="pluggy"), "a1")  # type: ignore[arg-type, return-value]
     assert len(source.record) == 16
     assert kernel_source(candidate(lambda: None, distribution="none"), "a1").record == ""  # type: ignore[arg-type, return-value]
+
+
+def test_what_a_wrapper_of_halstack_wraps_is_found(package: Path) -> None:
+    first = source_of(package)
+    module = __import__(f"{package.name}.loaders", fromlist=["load"])
+    load = module.load
+
+    def wrapper() -> Bind:
+        bind: Bind = load()
+        return bind
+
+    wrapper.__module__ = "hal.plugins.watchdog"
+    found = kernel_source(candidate(wrapper, distribution="acme-not-installed"), "a1")
+    assert found == first
