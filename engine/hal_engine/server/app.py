@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from starlette.types import Scope
 
 from hal_engine.api import AsyncEngine
 from hal_engine.server import dashboard, health
+from hal_engine.server.audit import audit
 from hal_engine.server.auth import ApiKeyMiddleware, LoopbackHostMiddleware, resolve_api_key
 from hal_engine.server.chat import chat_completions
 from hal_engine.server.completions import completions
@@ -41,6 +43,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig) -> FastAPI:
     # No generated documentation: its pages load scripts from elsewhere.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.server = state
+    app.state.audit_lock = asyncio.Lock()
     _add_routes(app)
     app.add_exception_handler(HTTPException, _http_exception)
     # The layer added last is the outermost.
@@ -69,6 +72,7 @@ def _add_routes(app: FastAPI) -> None:
         "/ready": health.ready,
         "/metrics": health.metrics,
         "/v1/hal/plan": health.plan,
+        "/v1/hal/audit": audit,
         "/v1/hal/status": status,
         "/static/{name}": dashboard.asset,
         "/v1/models": health.list_models,

@@ -125,6 +125,8 @@ class ServerConfig(BaseModel):
     """Time for an orderly end after the second signal."""
     close_deadline_s: Seconds = 30.0
     """Time for the engine to close after the drain; the process ends then in any case."""
+    audit_every: int = Field(0, ge=0, le=1_000_000)
+    """Steps of which one is timed and one is watched for `/v1/hal/audit`; 0 is off."""
     event_buffer: Count = 64
     """Token events held for a client that reads slowly."""
 

@@ -33,8 +33,8 @@ class Readiness:
 class StatusCache:
     """The last document of `/v1/hal/status`."""
 
-    made_at_s: float = float("-inf")  # monotonic
     body: bytes | None = None
+    fresh_until_s: float = float("-inf")  # monotonic
 
 
 @dataclass(slots=True, kw_only=True)

@@ -78,8 +78,12 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.tokens_sent = 0
         self.is_closed = False
+        self.audit: str | None = None
         self.embeds_live = 0
         self.embeds_cancelled = 0
+
+    def audit_report(self) -> str | None:
+        return self.audit
 
     def plan_json(self) -> dict[str, Any]:
         return {"schema": 1, "hash": self.plan_hash(), "ops": []}

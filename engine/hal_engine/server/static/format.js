@@ -47,7 +47,7 @@ export function duration(seconds) {
 }
 
 export function durationText(seconds) {
-  return duration(seconds).join(" ").trim();
+  return duration(seconds).join("\u00a0").trim();
 }
 
 /** How long ago, or for how long: "3 s", "12 min", "4 h 10 min", "3 d 2 h". */

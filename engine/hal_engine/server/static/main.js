@@ -10,6 +10,7 @@ import { Overview, showDevices, showProcess, showRequests, showWaivers } from ".
 import { PlanView } from "./plan.js";
 
 const STALLED_AFTER_S = 10;
+const MOST_LINES = 4;
 
 const history = new History();
 const overview = new Overview(byId("figures"));
@@ -83,8 +84,11 @@ async function readPlan(status) {
 }
 
 function showReasons(status) {
-  const reasons = status.reasons.map((reason) => format.visible(reason, 1000));
-  setNotice("degraded", status.status === "degraded" ? "Degraded: slower or other paths run than the best ones known, each allowed by a waiver." : null, reasons);
+  const { count, in_use: waivers } = status.waivers;
+  const lines = waivers.map((waiver) => format.visible(waiver, 1000));
+  if (count > waivers.length) lines.push(`and ${format.count(count - waivers.length)} more`);
+  const allowed = count === 1 ? "1 waiver allows what is" : `${format.count(count)} waivers allow what is`;
+  setNotice("degraded", count > 0 ? `Degraded: ${allowed} below the best path known.` : null, lines);
   setNotice("draining", status.status === "draining" ? "Draining: the server finishes what runs and takes no new requests." : null);
   setNotice("stopped", status.status === "stopped" ? "Stopped: the engine has ended. The server's log says why; it has to be started again." : null);
   setNotice("stalled", isStalled() ? `No step of the engine has ended for ${STALLED_AFTER_S} s, and requests are running.` : null);
@@ -158,11 +162,17 @@ function setNotice(name, text, lines = [], action = null) {
     "div",
     { class: `notice ${name}`, id, role: name === "lost" || name === "stopped" ? "alert" : "status" },
     make("p", {}, text, make("span", { class: "count", "aria-hidden": "true" }), button === null ? null : " ", button),
-    lines.length > 0 ? make("ul", { class: "lines" }, ...lines.map((line) => make("li", {}, make("bdi", {}, line)))) : null,
+    lines.length > 0 ? makeLines(lines) : null,
   );
   notice.dataset.content = content;
   if (old === null) byId("notices").append(notice);
   else old.replaceWith(notice);
+}
+
+/** The lines of a notice; many of them are shown on demand. */
+function makeLines(lines) {
+  const list = make("ul", { class: "lines" }, ...lines.map((line) => make("li", {}, make("bdi", {}, line))));
+  return lines.length <= MOST_LINES ? list : make("details", {}, make("summary", {}, "Show all"), list);
 }
 
 byId("key-form").addEventListener("submit", (event) => {

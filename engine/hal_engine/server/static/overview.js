@@ -49,9 +49,9 @@ class Figure {
 export class Overview {
   constructor(parent) {
     this.tokens = new Figure(parent, "Generated");
-    this.first = new Figure(parent, "Time to first token");
+    this.first = new Figure(parent, "First token after");
     this.between = new Figure(parent, "Between tokens");
-    this.sequences = new Figure(parent, "Sequences running");
+    this.sequences = new Figure(parent, "Sequences");
     this.cache = new Figure(parent, "KV cache", { meter: true });
     this.prompts = new Figure(parent, "Prompt");
   }
@@ -63,7 +63,7 @@ export class Overview {
     this.showLatency(this.first, history, latency.time_to_first_token, "time_to_first_token");
     this.showLatency(this.between, history, latency.inter_token, "inter_token");
     this.sequences.show(
-      [format.count(engine.running), ""],
+      [format.count(engine.running), "running"],
       `${format.count(engine.waiting)} waiting · ${format.count(engine.preemptions)} preempted so far`,
       history.values((s) => (s.engine === null ? NaN : s.engine.running + s.engine.waiting)),
       2,
@@ -202,19 +202,17 @@ export function showProcess(history) {
 }
 
 export function showWaivers(parent, status) {
-  const { count, in_use: lines } = status.waivers;
-  const text = lines.join("\n");
-  if (parent.dataset.shown === text) return;
-  parent.dataset.shown = text;
+  const { count } = status.waivers;
+  if (parent.dataset.shown === String(count)) return;
+  parent.dataset.shown = String(count);
   if (count === 0) {
     parent.replaceChildren(
       make("p", { class: "empty" }, "None: every op runs on the best path known for its device."),
     );
     return;
   }
-  const items = lines.map((line) => make("li", {}, make("bdi", {}, format.visible(line, 1000))));
-  const rest = count > lines.length ? make("p", { class: "hint" }, `and ${count - lines.length} more`) : null;
-  parent.replaceChildren(...[make("ul", { class: "lines" }, ...items), rest].filter(Boolean));
+  const link = make("a", { href: "#notice-degraded" }, "at the top of this page");
+  parent.replaceChildren(make("p", {}, `${format.count(count)} in use, listed `, link, "."));
 }
 
 const OUTCOMES = {

@@ -21,7 +21,7 @@
     root.dataset.theme = theme;
     const button = document.getElementById("theme");
     if (button !== null) {
-      button.textContent = `Theme: ${theme}`;
+      button.textContent = `◐ ${theme}`;
       button.setAttribute("aria-label", `Colour theme: ${SPOKEN[theme]}`);
     }
   }
