@@ -56,6 +56,7 @@ class Engine:
         op_calls: Callable[[], Sequence[OpCallCount]],
         grammar_limits: GrammarLimits | None = None,
         thread: ComputeThread | None = None,
+        audit_report: Callable[[], str] | None = None,
     ) -> None:
         """thread: the one that built the runner, which then becomes the engine's."""
         self._model_id = model_id
@@ -64,6 +65,7 @@ class Engine:
         self._plan_json = dict(plan_json)
         self._degraded_reasons = tuple(degraded_reasons)
         self._op_calls = op_calls
+        self._audit_report = audit_report
         self._config = scheduler_config
         self._core = EngineCore(runner, tokenizer, scheduler_config)
         self._compiler = GrammarCompiler(tokenizer, grammar_limits)
@@ -110,6 +112,9 @@ class Engine:
 
     def op_calls(self) -> Sequence[OpCallCount]:
         return self._op_calls()
+
+    def audit_report(self) -> str | None:
+        return None if self._audit_report is None else self._audit_report()
 
     def stats(self) -> EngineStats:
         """Raises EngineDeadError once the engine has ended: its last numbers are no news."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal.binding import BoundOps
 from hal.plugins.manager import load_backends
@@ -22,6 +22,9 @@ from hal_engine.rehearsal import rehearse
 from hal_engine.scheduler import SchedulerConfig
 from hal_engine.tensor_parallel import WorkerOrder
 from hal_engine.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from hal_engine.audit.live import LiveAudit
 
 
 def open_engine(
@@ -53,8 +56,11 @@ def start_engine(
     waivers: str | Path = "",
     disabled_plugins: tuple[str, ...] = (),
     progress: Progress | None = None,
+    audit_every: int = 0,
 ) -> Engine:
     """Builds and starts what was planned.
+
+    audit_every: see `LiveAudit`; 0 audits nothing.
 
     use, waivers, disabled_plugins: what the plan was made with, for the other ranks. Raises
     CheckpointError, ConfigError (the tokenizer), BindingError, PlanError, WorkerError.
@@ -75,11 +81,15 @@ def start_engine(
         prefix_reuse=options.prefix_reuse,
     )
     thread = ComputeThread()
+    live = _live_audit(planned, audit_every)
 
     def build() -> tuple[ModelRunner, BoundOps]:
-        runner, ops = build_runner(planned, registry, order, progress)
+        own = None if live is None else live.ops
+        runner, ops = build_runner(planned, registry, order, progress, ops=own)
         try:
             rehearse(runner, tokenizer, scheduling)
+            if live is not None:
+                runner = live.wrap(runner)
         except BaseException:
             runner.close()
             raise
@@ -99,7 +109,16 @@ def start_engine(
         degraded_reasons=planned.plan.waivers_in_use(),
         op_calls=lambda: op_call_counts(ops),
         thread=thread,
+        audit_report=None if live is None else lambda: live.report().to_json(),
     )
+
+
+def _live_audit(planned: PlannedModel, every: int) -> LiveAudit | None:
+    if not every:
+        return None
+    from hal_engine.audit.live import LiveAudit  # imported where it is used: it is off by default
+
+    return LiveAudit(planned, every)
 
 
 def model_id(planned: PlannedModel) -> str:

@@ -76,6 +76,7 @@ def serve(
             waivers=session.shared.selection_settings.waivers or "",
             disabled_plugins=session.shared.plugin_settings.disable,
             progress=report,
+            audit_every=server.audit_every,
         )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     freeze_loaded_objects()
