@@ -1,7 +1,7 @@
 """`/v1/hal/status`: what the page shows, as one small document that may be asked for each second.
 
-It is made at most twice a second and in at most a hundredth of the time, however many pages ask, and
-runs nothing on the engine's thread: it reads counters. `/ready` is the one that runs a forward pass.
+It is made at most twice a second and in at most a hundredth of the time, however many pages ask. It
+reads counters and runs nothing on the engine's thread: `/ready` is what runs a forward pass.
 """
 
 from __future__ import annotations
