@@ -192,8 +192,8 @@ class Router:
         products = [p.name for p in self.book.free.values() if isinstance(p, ProductPlace)]
         if products:
             notes.append(
-                f"{len(products)} products of two activations ({products[0]}, …) are planned as they "
-                "are: index scores, mixing, or attention that the model writes out"
+                f"{len(products)} products of two activations ({products[0]}, …) are planned as "
+                "such: index scores, mixing, or attention that the model writes out"
             )
         return notes
 
