@@ -7,14 +7,20 @@ report; a folder or file of one of those names is reached as ./run or ./show.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from hal.cli import audit_options as gate
 from hal.errors import UsageError
 from hal.text_files import read_regular_text
+from hal.violations import violation_error
 from hal_engine.cli import arguments as args
+from hal_engine.planning import PlannedModel, plan_model
+
+if TYPE_CHECKING:
+    from hal.auditing.audit_waivers import AuditWaivers
+    from hal.plugins.registry import BackendRegistry
 
 Prompts = Annotated[
     Path | None,
@@ -78,7 +84,7 @@ def audit(
             "selection.waivers": waivers,
         },
     )
-    planned, registry = args.plan_session(session)
+    planned, registry, allowed = plan_audit(session)
     from hal_engine.audit.report import audit_model  # torch takes seconds: not for a user's mistake
     from hal_engine.audit.running import AuditOptions
     from hal_engine.tensor_parallel import WorkerOrder
@@ -92,8 +98,36 @@ def audit(
         waivers=str(shared.selection_settings.waivers or ""),
         disabled_plugins=shared.plugin_settings.disable,
     )
-    report = audit_model(planned, registry, options, shared.waivers, order)
-    raise typer.Exit(finish_audit(report, outputs, classes))
+    report = audit_model(planned, registry, options, allowed.planning_book(), order)
+    raise typer.Exit(finish_audit(allowed.applied_to(report), outputs, classes))
+
+
+def plan_audit(session: args.Session) -> tuple[PlannedModel, BackendRegistry, AuditWaivers]:
+    """Plans what is to be audited. A lost fast path is planned as it would run: the gate is what
+    fails for it, with a report of what it costs; an expired waiver is in the report, too.
+
+    Raises what `plan_model` does; PlanError where nothing serves a call, and for lost fast paths of
+    several ranks, which plan for themselves.
+    """
+    from hal.auditing.audit_waivers import read_audit_waivers
+
+    shared = session.shared
+    allowed = read_audit_waivers(shared.selection_settings.waivers)
+    registry, use = shared.backends, shared.use
+    shared.settings.check_consumed(["engine", "selection", "plugins"])
+    planned = plan_model(
+        session.model,
+        session.options,
+        registry,
+        allowed.planning_book(),
+        use,
+        is_strict=False,
+        must_run=True,
+    )
+    violations = planned.plan.violations
+    if any(v.unserved for v in violations) or (violations and planned.options.tp > 1):
+        raise violation_error(planned.plan.device_label, violations)
+    return planned, registry, allowed
 
 
 def parse_share(text: str | None) -> float:
