@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hal.plugins import watchdog
 from hal.plugins.listing import PluginEntry, list_plugins
 from hal.plugins.watchdog import (
     EXIT_CODE,
@@ -56,12 +57,12 @@ def test_a_hook_that_is_late_is_reported_once_and_by_name() -> None:
 
 def test_time_counts_for_each_hook_and_only_while_it_runs() -> None:
     heard = Heard()
-    watchdog = HookWatchdog(60.0, heard)
+    one = HookWatchdog(60.0, heard)
     for _ in range(3):
-        with watchdog.watch(ENTRY, "hal_device_policy"):
+        with one.watch(ENTRY, "hal_device_policy"):
             time.sleep(0.05)
     with (
-        watchdog.watch(ENTRY, "hal_create_runtime"),
+        one.watch(ENTRY, "hal_create_runtime"),
         HookWatchdog(0.05, heard).watch(ENTRY, "inner"),
     ):
         heard.wait()
@@ -77,11 +78,25 @@ def test_a_slow_hook_has_more_time() -> None:
 
 def test_an_error_of_a_hook_passes_and_ends_its_time() -> None:
     heard = Heard()
-    watchdog = HookWatchdog(60.0, heard)
-    with pytest.raises(RuntimeError), watchdog.watch(ENTRY, "hal_device_policy"):
+    one = HookWatchdog(60.0, heard)
+    with pytest.raises(RuntimeError), one.watch(ENTRY, "hal_device_policy"):
         raise RuntimeError
-    assert watchdog._watched == []
+    assert one._watched == []
     assert heard.hooks == []
+
+
+def test_no_thread_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_IDLE_S", 0.05)
+    heard = Heard()
+    one = HookWatchdog(60.0, heard)
+    with one.watch(ENTRY, "hal_device_policy"):
+        thread = one._thread
+        assert thread is not None
+    thread.join(60)
+    assert not thread.is_alive()
+    one._deadline_s = 0.05
+    with one.watch(ENTRY, "hal_device_policy"):  # and the next one is watched all the same
+        heard.wait()
 
 
 def test_answers_of_a_candidate_are_watched(candidate: Any) -> None:

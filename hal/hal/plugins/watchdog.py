@@ -34,6 +34,7 @@ EXIT_CODE = ProbeLimitError.exit_code
 # prints where it stands and ends the process.
 _LOCK_GRACE_S = 5.0
 _POLL_S = 0.2
+_IDLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,9 @@ class HookWatchdog:
                     _arm(max(0.0, outer.until - time.monotonic()), backstop)
 
     def _run(self) -> None:
+        """Looks now and then, and ends once nothing was watched for a while."""
         reported: set[WatchedHook] = set()
-        while True:
-            self._has_work.wait()
+        while self._is_needed():
             now = time.monotonic()
             with self._lock:
                 late = [w for w in self._watched if w.until <= now and w not in reported]
@@ -125,6 +126,14 @@ class HookWatchdog:
                 reported.add(watched)
                 self._on_expiry(watched)
             time.sleep(_POLL_S)
+
+    def _is_needed(self) -> bool:
+        if self._has_work.wait(_IDLE_S):
+            return True
+        with self._lock:
+            if not self._watched:
+                self._thread = None
+            return bool(self._watched)
 
 
 def _arm(allowed_s: float, backstop: TextIO) -> None:
