@@ -45,8 +45,7 @@ def _math_path(index: TraceIndex) -> Iterator[Hit]:
             found = exclusions(fused, arguments)
             unknown = evidence(f"{fused}: not used", "a reason known here", "none found")
             reasons += found.sure or found.doubtful or [unknown]
-        leaves = ", ".join(sorted(call.leaves))
-        seen = evidence("kernel that ran", "a fused attention kernel", f"math ({leaves[:120]})")
+        seen = evidence("kernel that ran", "a fused attention kernel", f"math ({_leaves(call)})")
         first = reasons[0] if reasons else seen
         yield Hit(
             title=f"attention ran as separate products and softmax (SDPA math path): {first.what} "
@@ -128,6 +127,27 @@ def _needless_mask(index: TraceIndex) -> Iterator[Hit]:
         )
 
 
+def _not_seen(index: TraceIndex) -> Iterator[Hit]:
+    for call, arguments, backend in attention_calls(index):
+        if backend == "unknown" and call.calls:
+            yield Hit(
+                title="attention whose kernel nobody saw",
+                location=call.location,
+                op="attention",
+                evidence=(
+                    evidence("ops inside", "a fused kernel, or products", _leaves(call)),
+                    evidence("arguments", "any", _shapes(arguments)),
+                ),
+                calls=call.calls,
+                time_us=call.time_us,
+                rank=index.rank_of(call),
+            )
+
+
+def _leaves(call: FunctionCall) -> str:
+    return ", ".join(sorted(call.leaves))[:120] or "none"
+
+
 def _leaf_by_shape(index: TraceIndex) -> Iterator[Hit]:
     by_place: dict[tuple[str, int, int], list[tuple[FunctionCall, AttentionArguments, Backend]]]
     by_place = {}
@@ -180,6 +200,13 @@ RULES = (
         "would do",
         remedy="pass no mask, or is_causal=True",
         check=_needless_mask,
+    ),
+    Rule(
+        id="attention-not-seen",
+        gate=GateClass.UNVERIFIED,
+        summary="a call of `scaled_dot_product_attention` in which no kernel was seen",
+        remedy="audit a part of the program that runs on tensors of torch's own",
+        check=_not_seen,
     ),
     Rule(
         id="leaf-by-arguments",

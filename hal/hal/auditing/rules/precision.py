@@ -147,6 +147,35 @@ def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
         )
 
 
+def _outside_autocast(index: TraceIndex) -> Iterator[Hit]:
+    """Products in float32 in a program whose other products run under autocast."""
+    calls = index.trace.functions
+    under: set[str] = set()
+    outside: list[ObservedOp] = []
+    for op in index.trace.ops:
+        if op.op_class not in _PRODUCTS or op.call is None or not 0 <= op.call < len(calls):
+            continue
+        cast = calls[op.call].settings.get("autocast")
+        if cast:
+            under.add(cast)
+        elif all(fact.dtype == "float32" for fact in op.inputs) and "backward" not in op.function:
+            outside.append(op)
+    for op in outside if under else ():
+        if index.is_repeated(op.calls) and op.inputs and not is_inside_attention(op):
+            yield Hit(
+                title=f"a product in float32 outside of autocast, others run in {min(under)}",
+                location=op.location,
+                op=op.op_class,
+                evidence=(
+                    evidence("autocast", f"on ({min(under)}), as for other products", "off"),
+                    evidence("arguments", "any", shapes_text(op.inputs[:3])),
+                ),
+                calls=op.calls,
+                time_us=op.time_us,
+                rank=index.rank_of(op),
+            )
+
+
 RULES = (
     Rule(
         id="widened-product",
@@ -168,6 +197,13 @@ RULES = (
         summary="an op that mixes float64 with a narrower tensor, so that all after it is float64",
         remedy="make the constant in the dtype of the data: torch.from_numpy(a).to(x.dtype)",
         check=_float64_promotion,
+    ),
+    Rule(
+        id="outside-autocast",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="a float32 product outside of autocast in a program that runs others under it",
+        remedy="move the call into the autocast block",
+        check=_outside_autocast,
     ),
     Rule(
         id="slow-unit",

@@ -53,6 +53,8 @@ def _same_product(index: TraceIndex) -> Iterator[Hit]:
             calls=op.repeats,
             time_us=_share_of_repeats(op),
             cost_us=_share_of_repeats(op),
+            # Gradient checkpointing computes again on purpose, to save memory.
+            gate=GateClass.ADVICE if index.is_training else None,
             rank=index.rank_of(op),
         )
 
@@ -157,7 +159,7 @@ RULES = (
         id="same-product-again",
         gate=GateClass.LOST_FAST_PATH,
         summary="a product, convolution or attention of the very same tensors, unchanged, computed "
-        "more than once",
+        "more than once; advice in training, where checkpointing does so on purpose",
         remedy="compute it once and keep the result",
         check=_same_product,
     ),

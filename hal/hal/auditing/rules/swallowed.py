@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from hal.auditing.gates import GateClass, Severity
 from hal.auditing.rules.packages import is_about_arch
 from hal.auditing.rules.rule import Hit, Rule, evidence
-from hal.auditing.rules.trace_index import TraceIndex
+from hal.auditing.rules.trace_index import TraceIndex, bare_name
 
 MAX_TEXT = 160
+
+# Errors by which Python programs ask questions, and calls that only read data.
+_QUESTIONS = frozenset({"StopIteration", "KeyError", "IndexError", "AttributeError"})
+_CONVERSIONS = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "stack", "load", "item"})
 
 
 def _errors(index: TraceIndex) -> Iterator[Hit]:
     for error in index.trace.swallowed:
         if is_about_arch(error.text):
             continue  # `wrong-arch-package` names it
+        if error.kind in _QUESTIONS or bare_name(error.raised_by) in _CONVERSIONS:
+            continue
         line = " ".join(error.text.split())[:MAX_TEXT]
         who = error.raised_by or "a call"
         yield Hit(

@@ -77,6 +77,11 @@ def test_math_path_without_a_known_reason_says_so() -> None:
     assert found.evidence[0].found == "none found"
 
 
+def test_attention_that_nobody_saw_is_unverified() -> None:
+    call = attention(tensor(2, 4, 64, 32), leaf="aten::view")
+    assert only(trace(functions=[call]), "attention-not-seen").gate is GateClass.UNVERIFIED
+
+
 def test_fused_attention_is_no_finding() -> None:
     assert not gated(trace(functions=[attention(tensor(2, 4, 64, 32), leaf=FLASH)]))
 

@@ -178,6 +178,14 @@ def test_swallowed_errors_and_refusals() -> None:
     assert not gated(trace(refusals=[seen]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "raised_by"), [("IndexError", "select"), ("ValueError", "torch.as_tensor")]
+)
+def test_errors_that_are_questions(kind: str, raised_by: str) -> None:
+    error = SwallowedError(kind=kind, text="no", raised_by=raised_by)
+    assert not gated(trace(swallowed=[error]))
+
+
 def test_rules_are_named_and_described() -> None:
     ids = [rule.id for rule in ALL_RULES]
     assert len(ids) == len(set(ids)) >= 35

@@ -126,6 +126,23 @@ def test_casts_by_autocast_say_so() -> None:
     assert "autocast" in found.remedy
 
 
+def test_products_outside_of_autocast() -> None:
+    full, half = tensor(64, 64), tensor(64, 64, dtype="bfloat16")
+    calls = [call("linear", settings={"autocast": "bfloat16"}), call("linear")]
+    inside, outside = product(half, half, call=0), product(full, full, call=1, at=line(12))
+    found = only(trace(inside, outside, functions=calls), "outside-autocast")
+    assert found.location == line(12)
+    assert not gated(trace(outside, functions=calls))
+    once = product(full, full, call=1, calls=1)
+    assert not gated(trace(inside, once, functions=calls))
+
+
+def test_products_again_in_training_are_advice() -> None:
+    weight = tensor(64, 64)
+    seen = trace(product(weight, weight, repeats=3), functions=[call("backward", self=tensor())])
+    assert only(seen, "same-product-again").gate is GateClass.ADVICE
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn", "int4"])
 def test_quantised_weights_dequantised_per_call(dtype: str) -> None:
     stored, made = tensor(64, 64, dtype=dtype), tensor(64, 64, made_from=[dtype])
