@@ -75,6 +75,30 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "DeepseekV3": ("ForCausalLM", {**_MLA, "num_key_value_heads": 4}),
     "DeepseekV32": ("ForCausalLM", {**_MLA, **_DSA, "num_key_value_heads": 4}),
     "GlmMoeDsa": ("ForCausalLM", {**_MLA, **_DSA, "num_key_value_heads": 4}),
+    "DeepseekV4": (
+        "ForCausalLM",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "q_lora_rank": 24,
+            "o_groups": 2,
+            "o_lora_rank": 16,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "index_n_heads": 32,
+            "index_head_dim": 16,
+            "index_topk": 4,
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "T5": (
+        "ForConditionalGeneration",
+        {"d_kv": 16, "d_ff": 96, "decoder_start_token_id": 0},
+    ),
+    "Falcon": ("ForCausalLM", {}),
+    "Bloom": ("ForCausalLM", {"n_head": 4}),
     "GPT2": ("LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4}),
     "Bert": ("Model", {}),
     "ViT": ("Model", {"image_size": 16, "patch_size": 4}),
@@ -95,7 +119,7 @@ def make_model(name: str, *, seed: int = 0, **changes: Any) -> Any:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-            elif parameter.std() == 0 and float(parameter.detach().abs().max()) == 0:
+            elif not bool(parameter.any()):
                 parameter.normal_(0.0, 0.1)
     return model
 

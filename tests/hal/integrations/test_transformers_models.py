@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hal.dispatch_spy import DispatchSpy
+from hal.integrations.call_places import LinearPlace
 from hal.integrations.transformers import RoutedModel, route
 from routed_models import MODELS, NEEDS_WAIVER, VOCAB, attention_waivers, make_model, registry
 
@@ -32,13 +33,15 @@ def inputs_of(model: Any, name: str) -> dict[str, torch.Tensor]:
     ids = torch.randint(3, VOCAB, (3, 17))
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
+    if name == "T5":
+        return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :6]}
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def result(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     with torch.inference_mode():
         value: torch.Tensor = model(**inputs)[0]
-    if "attention_mask" in inputs:
+    if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
         value = value[inputs["attention_mask"].bool()]
     return value.clone()
 
@@ -135,6 +138,21 @@ def test_the_indexer_of_sparse_models_is_planned_as_products() -> None:
     attention: Any = sites["model.layers.*.self_attn.attention.masked"]
     assert attention.list_width == 6
     assert "products of two activations" in notes
+
+
+def test_a_router_in_float32_of_a_bfloat16_model_is_converted_once() -> None:
+    model = make_model("DeepseekV3").to(torch.bfloat16)
+    inputs = inputs_of(model, "DeepseekV3")
+    want = result(model, inputs).float()
+    with route(model, strict=False, max_tokens=128, registry=registry()) as routed:
+        sites: dict[str, Any] = {op.site.site: op.site.request for op in routed.plan.ops}
+        assert sites["model.layers.*.mlp.gate.linear"].dtype == "float32"
+        assert sites["model.layers.*.self_attn.o_proj"].dtype == "bfloat16"
+        routers = [p for p in routed._router.book.free.values() if isinstance(p, LinearPlace)]
+        assert routers
+        assert all(p.source is not None and p.source.dtype == torch.bfloat16 for p in routers)
+        got = result(model, inputs).float()
+    assert largest(got, want) < 0.1  # of two bfloat16 models; a router may pick another expert
 
 
 def test_an_audit_finds_the_declared_leaves() -> None:
