@@ -1,13 +1,14 @@
 """Two reports beside each other: what is new, gone, changed, faster, slower since the previous one.
 
 Rows are matched by op, place, phase, tokens and arguments, so that a row whose implementation
-changed is one row that changed. Times are compared per call.
+changed is one row that changed. What counts as faster or slower is `report_diff`'s decision; here a
+layer's rows are judged together with those of the other layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from hal.auditing.document import AuditReport, Row
@@ -16,9 +17,8 @@ from hal.auditing.html.losers import places_text
 from hal.auditing.html.places import tokens_text
 from hal.auditing.html.quantities import count, duration, share, total
 from hal.auditing.html.tier_marks import TierMark, row_mark
-
-TIME_MARGIN: Final = 0.1
-"""A row is faster or slower where its time per call changed by more than this part."""
+from hal.auditing.report_diff import MIN_SHARE, NOISE
+from hal.auditing.summary import observed_time_us
 
 ChangeKind = Literal["new", "gone", "changed", "slower", "faster"]
 _KINDS: Final[tuple[ChangeKind, ...]] = ("changed", "slower", "faster", "new", "gone")
@@ -27,7 +27,8 @@ _KINDS: Final[tuple[ChangeKind, ...]] = ("changed", "slower", "faster", "new", "
 @dataclass(frozen=True, slots=True)
 class RowChange:
     """Rows that changed alike. before, after: implementation, tier and what else differs; None
-    where there is no row. ratio: time per call now over then; 2 is twice as slow."""
+    where there is no row. ratio: time per call now over then; 2 is twice as slow. time_us: of all
+    the rows now."""
 
     kind: ChangeKind
     op: str
@@ -38,11 +39,12 @@ class RowChange:
     before: Side | None
     after: Side | None
     ratio: float | None
+    time_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a change. per_call: time per call as text."""
+    """One side of a change. facts: states, where they differ. per_call: time per call, as text."""
 
     implementation: str
     mark: TierMark
@@ -89,6 +91,10 @@ def compare(report: AuditReport, previous: AuditReport) -> Comparison:
         shape = (kind, key[0], key[2], key[3], _outcome(old), _outcome(new))
         found.setdefault(shape, []).append((old, new))
     changes = [_change(shape[0], pairs) for shape, pairs in found.items()]
+    whole_us = observed_time_us(report)
+    small = [change for change in changes if _is_noise(change, whole_us)]
+    changes = [change for change in changes if change not in small]
+    num_same += sum(change.num_rows for change in small)
     changes.sort(key=lambda change: (_KINDS.index(change.kind), -abs((change.ratio or 1) - 1)))
     fresh, gone = _findings(report, previous)
     return Comparison(
@@ -100,6 +106,13 @@ def compare(report: AuditReport, previous: AuditReport) -> Comparison:
         is_comparable=report.machine.label == previous.machine.label
         and report.mode == previous.mode,
     )
+
+
+def _is_noise(change: RowChange, whole_us: float | None) -> bool:
+    """Slower in what takes next to no time."""
+    if change.kind != "slower" or not whole_us:
+        return False
+    return (change.time_us or 0.0) / whole_us < MIN_SHARE
 
 
 def _by_key(rows: Iterable[Row]) -> dict[_Key, list[Row]]:
@@ -123,7 +136,7 @@ def _kind(old: Sequence[Row], new: Sequence[Row]) -> ChangeKind | None:
     if _outcome(old) != _outcome(new):
         return "changed"
     ratio = _ratio(old, new)
-    if ratio is None or abs(ratio - 1) <= TIME_MARGIN:
+    if ratio is None or 1 / NOISE <= ratio <= NOISE:
         return None
     return "slower" if ratio > 1 else "faster"
 
@@ -150,6 +163,9 @@ def _change(kind: object, pairs: Sequence[tuple[list[Row], list[Row]]]) -> RowCh
     old = [row for rows, _ in pairs for row in rows]
     new = [row for _, rows in pairs for row in rows]
     first = (new or old)[0]
+    before, after = _side(old), _side(new)
+    if before and after and before.facts == after.facts:
+        before, after = replace(before, facts=""), replace(after, facts="")
     return RowChange(
         kind=next(name for name in _KINDS if name == kind),
         op=first.op,
@@ -157,9 +173,10 @@ def _change(kind: object, pairs: Sequence[tuple[list[Row], list[Row]]]) -> RowCh
         phase="" if first.phase == "any" else first.phase,
         tokens=tokens_text(first.tokens),
         num_rows=len(pairs),
-        before=_side(old),
-        after=_side(new),
+        before=before,
+        after=after,
         ratio=_ratio(old, new),
+        time_us=total(row.time_us for row in new),
     )
 
 
@@ -211,7 +228,7 @@ def _facts(report: AuditReport, previous: AuditReport) -> Iterable[Fact]:
         pairs.append((name, was.get(name, "not set"), now.get(name, "not set")))
     for name, old, new in pairs:
         if old != new:
-            yield Fact(name, old, new)
+            yield Fact(name, old or "–", new or "–")
     if previous.time_us and report.time_us and previous.time_us != report.time_us:
         yield Fact("observed time", duration(previous.time_us), duration(report.time_us))
     lost_before, lost_now = _lost_share(previous), _lost_share(report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 from markupsafe import Markup
@@ -37,10 +38,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the map. cells: in order of columns, None where nothing is."""
+    """One row of the map. title: its place in full. cells: in order of columns, None where nothing
+    is."""
 
     label: str
     detail: str
+    title: str
     cells: tuple[Cell | None, ...]
 
 
@@ -62,6 +65,12 @@ class HeatMap:
     bands: tuple[Band, ...]
     is_dense: bool
     num_hidden: int = 0
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Names of the marks in it."""
+        cells = (cell for band in self.bands for line in band.lines for cell in line.cells)
+        return frozenset(cell.mark.name for cell in cells if cell is not None)
 
 
 def heat_map(report: AuditReport, whole_us: float | None) -> HeatMap | None:
@@ -93,8 +102,9 @@ def _layer_line(
     first = rows[0]
     label = short_site(first.site, first.layer) or first.op
     detail = _names(row.implementation for row in rows)
+    site = site_pattern(first.site, first.layer)
     if not layers:
-        return Line(label, detail, (_cell(0, num_columns, rows, whole_us, is_word=True),))
+        return Line(label, detail, site, (_cell(0, num_columns, rows, whole_us, is_word=True),))
     by_layer: dict[int, list[Row]] = {}
     for row in rows:
         if row.layer is not None:
@@ -103,7 +113,7 @@ def _layer_line(
         _cell(column, 1, by_layer[layer], whole_us) if layer in by_layer else None
         for column, layer in enumerate(layers)
     )
-    return Line(label, detail, cells)
+    return Line(label, detail, site, cells)
 
 
 def _by_line(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
@@ -115,10 +125,11 @@ def _by_line(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
     is_dense = len(columns) > 6
     lines = tuple(
         Line(
-            place,
+            PurePosixPath(place).name or place,
             _names(row.implementation for found in ops.values() for row in found),
+            place,
             tuple(
-                _cell(column, 1, ops[op], whole_us, is_word=not is_dense) if op in ops else None
+                _cell(column, 1, ops[op], whole_us, has_share=not is_dense) if op in ops else None
                 for column, op in enumerate(columns)
             ),
         )
@@ -139,16 +150,20 @@ def _cell(
     whole_us: float | None,
     *,
     is_word: bool = False,
+    has_share: bool = False,
 ) -> Cell:
-    """A cell shows the worst of what ran in it."""
+    """A cell shows the worst of what ran in it: its letter, word, or letter and share of time."""
     ran = [row for row in rows if row.state != "never-exercised"] or rows
     worst = min((row_mark(row) for row in ran), key=lambda mark: mark.rank)
-    word = "never" if worst.name == "never" else worst.name
+    text = worst.name if is_word else worst.letter
+    time_us = sum(row.time_us or 0.0 for row in rows)
+    if has_share and time_us and whole_us:
+        text = f"{text} {share(time_us / whole_us)}"
     return Cell(
         column=column,
         span=span,
         mark=worst,
-        text=word if is_word else worst.letter,
+        text=text,
         title=tooltip(_describe(rows, whole_us)),
         filter=place_of(rows[0]) or rows[0].op,
     )

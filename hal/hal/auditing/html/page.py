@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from hal.auditing.document import AuditReport
 from hal.auditing.html import quantities
-from hal.auditing.html.comparison import TIME_MARGIN, compare, counts_of
+from hal.auditing.html.comparison import compare, counts_of
 from hal.auditing.html.finding_cards import open_cards, waived_cards
 from hal.auditing.html.heat_map import heat_map
 from hal.auditing.html.losers import leaf_groups, loser_list
@@ -30,6 +30,8 @@ from hal.auditing.html.shown_text import embedded_json, shown_text
 from hal.auditing.html.tier_marks import TIER_MARKS
 from hal.auditing.html.time_shares import NUM_FIRST, coverage_of, op_groups, op_segments
 from hal.auditing.html.verdict import judge_report
+from hal.auditing.quantities import plural
+from hal.auditing.report_diff import MIN_SHARE, NOISE
 from hal.auditing.summary import observed_time_us
 
 _STYLES: Final = ("layout.css", "charts.css", "table.css", "narrow.css", "print.css")
@@ -68,7 +70,8 @@ def render_html(report: AuditReport, previous: AuditReport | None = None) -> str
             previous=previous,
             comparison=comparison,
             change_counts=[] if comparison is None else counts_of(comparison),
-            time_margin=TIME_MARGIN,
+            noise=NOISE,
+            min_share=MIN_SHARE,
             whole_us=whole_us,
             marks=TIER_MARKS,
             policy=_policy(style, early, late),
@@ -119,6 +122,7 @@ def _environment() -> Environment:
         share=quantities.share,
         ratio=quantities.ratio,
         percent=_percent,
+        plural=plural,
         runs=number_runs,
     )
     return environment

@@ -1,6 +1,7 @@
 """The colours of the page, light and dark, and which of them lie upon which.
 
-Tiers differ by lightness, letter, pattern and the shape of their points as well: colour alone
+Good tiers are pale and bad ones strong, so that losses stand out; `-mark` is a pale tier where
+it is small. Tiers differ by letter, pattern and the shape of their points as well: colour alone
 tells nothing. A test computes the contrast of every pair here against WCAG AA
 (https://www.w3.org/TR/WCAG22/#contrast-minimum, https://www.w3.org/TR/WCAG22/#non-text-contrast).
 """
@@ -36,15 +37,18 @@ PALETTE: Final[dict[str, Colour]] = {
     "warn": Colour("#744900", "#f2c065"),
     "warn-ground": Colour("#fcf2dc", "#34270f"),
     "calm-ground": Colour("#e9eff5", "#1c2936"),
-    "native": Colour("#12705f", "#2aa38c"),
-    "on-native": Colour("#ffffff", "#03211a"),
-    "tuned": Colour("#8ed0c0", "#1d5a50"),
-    "on-tuned": Colour("#06362d", "#d9f4ed"),
+    "native": Colour("#a5d3c7", "#1e5a4e"),
+    "on-native": Colour("#06362d", "#dcf5ee"),
+    "native-mark": Colour("#12705f", "#3fb89f"),
+    "tuned": Colour("#c3daee", "#27486a"),
+    "on-tuned": Colour("#0d3354", "#dcebf9"),
+    "tuned-mark": Colour("#2b6ca8", "#79b4e8"),
     "portable": Colour("#f0b548", "#d99c33"),
     "on-portable": Colour("#362400", "#241700"),
     "reference": Colour("#b4321f", "#e2644e"),
     "on-reference": Colour("#ffffff", "#270601"),
     "unknown": Colour("#c8cdd5", "#4b5460"),
+    "unknown-mark": Colour("#6a7583", "#98a3b0"),
     "on-unknown": Colour("#252b34", "#f0f3f6"),
     "outside": Colour("#6a4fb3", "#a590e6"),
     "on-outside": Colour("#ffffff", "#160c36"),
@@ -76,7 +80,17 @@ TEXT_PAIRS: Final = (
 )
 """(text, what it lies on): at least 4.5 to 1."""
 
-EDGE_PAIRS: Final = (("border", "surface"), ("border", "page"), ("accent", "surface"))
+EDGE_PAIRS: Final = (
+    ("border", "surface"),
+    ("border", "page"),
+    ("accent", "surface"),
+    ("native-mark", "surface"),
+    ("native-mark", "raised"),
+    ("tuned-mark", "surface"),
+    ("tuned-mark", "raised"),
+    ("unknown-mark", "surface"),
+    ("unknown-mark", "raised"),
+)
 """(line of a control or a mark, what it lies on): at least 3 to 1."""
 
 

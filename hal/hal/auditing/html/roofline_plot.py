@@ -21,7 +21,7 @@ from hal.auditing.html.shown_text import tooltip
 from hal.auditing.html.tier_marks import TierMark, row_mark
 
 _MAX_TICKS: Final = 8
-_SAME_LABEL: Final = 5.5
+_SAME_LABEL: Final = 4.2
 """Ceilings closer than this, in percent of the height, share a label."""
 
 
@@ -46,13 +46,25 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """What memory can feed: from (x1, y1) up to (x2, y2)."""
+    """What memory can feed: from (x1, y1) up to (x2, y2). name_x, name_y: beside what point its
+    name is; above it, where nothing else can be, if there is room to the left."""
 
     x1: float
     y1: float
     x2: float
     y2: float
-    label: str
+
+    @property
+    def name_x(self) -> float:
+        return self.x1 + 0.75 * (self.x2 - self.x1)
+
+    @property
+    def name_y(self) -> float:
+        return self.y1 + 0.75 * (self.y2 - self.y1)
+
+    @property
+    def is_name_above(self) -> bool:
+        return self.name_x > 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +81,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePlot:
-    """The plot; num_left_out: rows that ran and lack FLOPs, bytes or time."""
+    """The plot. roofs: each rate in words. num_left_out: rows that ran and lack FLOPs, bytes or
+    time."""
 
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     ceilings: tuple[Ceiling, ...]
     slope: Slope | None
     points: tuple[Point, ...]
+    roofs: tuple[str, ...]
     num_left_out: int
     is_measured: bool
 
@@ -114,6 +128,7 @@ def roofline_plot(report: AuditReport, whole_us: float | None) -> RooflinePlot |
         ceilings=_ceilings(peaks, bandwidth, x, y),
         slope=_slope(report.machine, max(peaks.values(), default=0.0), x, y),
         points=tuple(_point(index, row, x, y, whole_us) for index, row in drawn),
+        roofs=_roofs(peaks, bandwidth),
         num_left_out=sum(row.calls > 0 for row in report.rows) - len(drawn),
         is_measured=report.machine.is_measured,
     )
@@ -160,21 +175,30 @@ def _ceilings(
     peaks: Mapping[str, float], bandwidth: float, x: _Axis, y: _Axis
 ) -> tuple[Ceiling, ...]:
     """One line per dtype, highest first; lines that lie close share the label of the highest."""
-    ordered = sorted(peaks.items(), key=lambda item: (-item[1], item[0]))
     clusters: list[list[tuple[str, float]]] = []
-    for name, peak in ordered:
+    for name, peak in _highest_first(peaks):
         if clusters and y.at(clusters[-1][0][1]) - y.at(peak) < _SAME_LABEL:
             clusters[-1].append((name, peak))
         else:
             clusters.append([(name, peak)])
     ceilings = []
     for cluster in clusters:
-        label = "; ".join(f"{name} {quantity(peak, 'FLOP/s')}" for name, peak in cluster)
+        first, more = cluster[0][0], len(cluster) - 1
+        label = (first if len(first) <= 10 else f"{first[:9]}…") + (f" +{more}" if more else "")
         for number, (name, peak) in enumerate(cluster):
             start = x.at(peak / bandwidth) if bandwidth else 0.0
             title = f"peak of {name}: {quantity(peak, 'FLOP/s')}"
             ceilings.append(Ceiling(start, 100 - y.at(peak), "" if number else label, title))
     return tuple(ceilings)
+
+
+def _highest_first(peaks: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(peaks.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _roofs(peaks: Mapping[str, float], bandwidth: float) -> tuple[str, ...]:
+    memory = [f"memory {quantity(bandwidth, 'B/s')}"] if bandwidth else []
+    return (*memory, *(f"{name} {quantity(r, 'FLOP/s')}" for name, r in _highest_first(peaks)))
 
 
 def _slope(machine: Machine, highest: float, x: _Axis, y: _Axis) -> Slope | None:
@@ -192,7 +216,6 @@ def _slope(machine: Machine, highest: float, x: _Axis, y: _Axis) -> Slope | None
         y1=100 - y.at(10 ** (start + shift)),
         x2=x.at(10**end),
         y2=100 - y.at(10 ** (end + shift)),
-        label=f"memory {quantity(bandwidth, 'B/s')}",
     )
 
 

@@ -98,7 +98,7 @@ def _table_row(index: int, row: Row, whole_us: float | None, loser: int | None) 
         achieved=share(row.achieved) if row.achieved is not None else "",
         bar=min(100.0, 100 * (row.achieved or 0.0)),
         bound_by=row.bound_by or "",
-        rate=quantity(rate, "FLOP/s") if rate else "",
+        rate=quantity(rate, "").strip() if rate else "",
         leaf=LEAF_TEXTS[row.leaf.state],
         is_leaf_bad=row.leaf.state == "other",
         num_losers=len(row.losers),

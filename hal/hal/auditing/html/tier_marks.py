@@ -26,7 +26,7 @@ TIER_MARKS: Final = (
     TierMark("host", "H", "host ops and copies within a step", 1),
     TierMark("outside", "O", "outside every bound op", 0),
     TierMark("unknown", "?", "nobody says which tier it is", 4),
-    TierMark("never", "–", "planned, never exercised: nothing is proven", 7),
+    TierMark("never", "–", "planned, and nothing called it", 7),
 )
 MARK_OF: Final = {mark.name: mark for mark in TIER_MARKS}
 

@@ -10,6 +10,8 @@ from typing import Final, Literal
 from hal.auditing.document import AuditReport, Finding
 from hal.auditing.gates import GateClass, Severity
 from hal.auditing.html.quantities import count
+from hal.auditing.html.tier_marks import row_mark
+from hal.auditing.quantities import plural
 
 GATE_TEXTS: Final[dict[GateClass, tuple[str, str, str]]] = {
     GateClass.LOST_FAST_PATH: (
@@ -93,34 +95,43 @@ def _title(report: AuditReport, blocking: Sequence[Finding]) -> str:
         return ", ".join(parts)
     if not any(row.calls for row in report.rows):
         return "Nothing was observed"
-    return "No fast path lost"
+    return "No open finding" if _num_unknown(report) else "No fast path lost"
 
 
 def _cautions(report: AuditReport) -> list[str]:
     cautions = []
     never = sum(row.state == "never-exercised" for row in report.rows)
     if never:
-        cautions.append(f"{count(never)} of {count(len(report.rows))} rows were never exercised")
+        cautions.append(f"{count(never)} of {plural(len(report.rows), 'row')} never exercised")
     blind = sum(row.leaf.state == "not-observed" for row in report.rows if row.calls)
     if blind:
-        cautions.append(f"{count(blind)} rows ran with a leaf that nothing here can see")
+        cautions.append(f"{plural(blind, 'row')} with a leaf that nothing here can see")
+    unknown = _num_unknown(report)
+    if unknown:
+        cautions.append(f"{plural(unknown, 'row')} of a tier that nobody states")
     if report.mode == "light":
         cautions.append("light mode: counters and sampled steps, not every op")
     swallowed = sum(refusal.is_swallowed for refusal in report.refusals)
     if swallowed:
-        cautions.append(f"{count(swallowed)} refusals were swallowed by the program")
+        cautions.append(f"{plural(swallowed, 'refusal')} swallowed by the program")
     waived = sum(finding.waiver is not None for finding in report.findings)
     if waived:
-        cautions.append(f"{count(waived)} findings are allowed by waivers")
+        cautions.append(f"{plural(waived, 'finding')} allowed by waivers")
     if not report.machine.is_measured and report.machine.peak_flops:
         cautions.append("the device's rates come from a database and were not measured here")
     return cautions
+
+
+def _num_unknown(report: AuditReport) -> int:
+    return sum(row_mark(row).name == "unknown" for row in report.rows if row.calls)
 
 
 def _gate_counts(report: AuditReport) -> tuple[GateCount, ...]:
     waiting = Counter(f.gate for f in report.findings if f.waiver is None)
     waived = Counter(f.gate for f in report.findings if f.waiver is not None)
     return tuple(
-        GateCount(gate, texts[1], texts[2], waiting[gate], waived[gate])
+        GateCount(
+            gate, texts[0 if waiting[gate] == 1 else 1], texts[2], waiting[gate], waived[gate]
+        )
         for gate, texts in GATE_TEXTS.items()
     )

@@ -235,16 +235,19 @@ def test_a_comparison_finds_what_changed(report: AuditReport) -> None:
     after = changed_report(report)
     found = compare(after, report)
     num_layers = 30
+    # Decoding's `o_proj` takes less than a percent of the time: twice of it is no news.
     assert dict(counts_of(found)) == {
         "changed": 2 * num_layers,
-        "slower": 2 * num_layers,
+        "slower": num_layers,
         "gone": 2 * num_layers,
     }
-    assert found.num_same == 2 * (num_layers * (len(SITES) - 3) + 4)
-    slower = [change for change in found.changes if change.kind == "slower"]
-    assert [change.ratio for change in slower] == [pytest.approx(2), pytest.approx(2)]
-    assert {change.phase for change in slower} == {"prefill", "decode"}
-    assert all(c.places == ("layers.*.o_proj (layers 0–29)",) for c in slower)
+    assert found.num_same == 2 * (num_layers * (len(SITES) - 3) + 4) + num_layers
+    (slower,) = [change for change in found.changes if change.kind == "slower"]
+    assert slower.ratio == pytest.approx(2)
+    assert slower.phase == "prefill"
+    assert slower.places == ("layers.*.o_proj (layers 0–29)",)
+    changed = [change for change in found.changes if change.kind == "changed"]
+    assert [change.ratio for change in changed] == [pytest.approx(0.4), pytest.approx(0.4)]
     assert [card.rule for card in found.new_findings] == ["dequantised-per-call"]
     assert [card.count for card in found.gone_findings] == [60]
     assert {fact.name for fact in found.facts} >= {"version of torch", "plan"}

@@ -95,7 +95,7 @@ const halMarks = (() => {
       if (next[event.key]) enter(plot, next[event.key], true);
     });
     enter(plot, points[0], false);
-    halTooltip.watch(plot);
+    halTooltip.watch(plot.parentElement); // an svg that listens for focus would be a stop of Tab itself
   };
 
   return { startMap, startPlot };

@@ -1,7 +1,7 @@
 "use strict";
 // The table of rows: sorted and filtered by the report's own numbers, shown a page at a time.
 const halRows = (() => {
-  const PAGE = 100;
+  const PAGE = 50;
   const KEYS = {
     order: ["as in the report", () => 0, 1],
     place: ["place", (row) => row.place, 1],
@@ -48,13 +48,15 @@ const halRows = (() => {
   };
 
   const update = () => {
-    const words = parts.text.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = parts.text.value.trim().toLowerCase();
+    const exact = /^"(.+)"$/.exec(wanted);
+    const words = exact ? [] : wanted.split(/\s+/).filter(Boolean);
     const [op, tier, phase, isLoss] = [parts.op.value, parts.tier.value, parts.phase.value, parts.loss.checked];
     let matching = 0;
     for (const row of ordered) {
       const fits = (!op || row.data.op === op) && (!tier || row.element.dataset.tier === tier)
         && (!phase || row.data.phase === phase) && (!isLoss || "loss" in row.element.dataset)
-        && words.every((word) => row.text.includes(word));
+        && (!exact || row.place.toLowerCase() === exact[1]) && words.every((word) => row.text.includes(word));
       if (fits) matching += 1;
       row.element.classList.toggle("off", !fits);
       row.element.classList.toggle("later", fits && matching > state.limit);
@@ -129,7 +131,7 @@ const halRows = (() => {
     if (!parts.form) return;
     parts.form.reset();
     setTimeout(() => {
-      parts.text.value = text;
+      parts.text.value = `"${text}"`;
       update();
       document.getElementById("rows").scrollIntoView();
       if (!matchMedia("(pointer: coarse)").matches) parts.text.focus({ preventScroll: true }); // no keyboard jumps up
