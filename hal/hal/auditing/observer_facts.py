@@ -98,12 +98,15 @@ class FactReader:
             facts.keys = tuple(self.key(tensor)[0] for tensor in facts.tensors[:1])
             return facts
         keys = []
-        for tensor in facts.tensors:
+        for position, tensor in enumerate(facts.tensors):
             key, storage = self.key(tensor)
             keys.append(key)
             if storage is not None:
                 facts.storages.append(storage)
-                if facts.first_variable is None and not storage.is_constant:
+                is_variable = not storage.is_constant and not isinstance(tensor, torch.nn.Parameter)
+                if info.adds_first and position == 0:
+                    is_variable = False  # a bias: what a loop shares is a factor
+                if facts.first_variable is None and is_variable:
                     facts.first_variable = storage.uid
         facts.keys = tuple(keys)
         for tensor in written:
@@ -342,7 +345,10 @@ def _parameter_names(func: Any, name: str) -> tuple[str, ...]:
     if known is not None:
         return known
     if isinstance(func, FunctionType):
-        return tuple(inspect.signature(func).parameters)
+        try:
+            return tuple(inspect.signature(func).parameters)
+        except ValueError:  # wraps a builtin, which has none (Tensor.__pow__)
+            return ()
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return ("self",)

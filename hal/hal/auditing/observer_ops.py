@@ -38,9 +38,11 @@ class OpInfo:
     form. is_composite: made of other ops, which the dispatcher shows one by one unless it is
     called below autograd. is_foreign: of an extension, whose inside is looked into. drops_numbers:
     numbers among its arguments vary from step to step (positions, scalars) and are left out.
+    adds_first: a product whose first argument is what is added to it.
     """
 
     __slots__ = (
+        "adds_first",
         "argument_names",
         "carries",
         "drops_numbers",
@@ -85,6 +87,7 @@ class OpInfo:
         self.is_gather = self.op_class == "embedding" or base in ("index", "index_select", "gather")
         self.drops_numbers = self.op_class in _SCALARS_VARY
         self.is_composite = schema is not None and _is_composite(func)
+        self.adds_first = base in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation")
 
     @property
     def is_shown_whole(self) -> bool:
