@@ -18,7 +18,7 @@ from hal.auditing.document import Location
 from hal.auditing.observer_facts import ArgumentFacts, FactKey, FactReader
 from hal.auditing.observer_frames import FrameReader, Stack
 from hal.auditing.observer_ops import OpInfo
-from hal.auditing.observer_settings import SettingsReader
+from hal.auditing.observer_settings import Settings, SettingsReader
 from hal.auditing.observer_storages import StorageFacts, Storages
 from hal.auditing.observer_work import bytes_of, flops_of
 from hal.auditing.op_classes import FUSED_ATTENTION
@@ -29,6 +29,7 @@ _MAX_ENTRIES: Final = 50_000
 _MAX_TROUBLES: Final = 20
 _MAX_ERRORS: Final = 500
 _MAX_TEXT: Final = 500
+_OPEN: Final = frozenset({"backward", "grad"})
 
 
 class FunctionEntry:
@@ -94,20 +95,25 @@ class OpEntry:
 
 
 class FunctionFrame:
-    """A torch function that is running."""
+    """A torch function that is running. is_open: code of the program may run within it, so that its
+    ops are not all from one place."""
 
     __slots__ = (
         "args",
         "children_ns",
         "entry",
         "func",
+        "is_open",
         "kwargs",
         "num_fused",
         "num_ops",
+        "settings",
         "stack",
     )
 
-    def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
+    def __init__(self, func: Any, args: Any, kwargs: Any, settings: Settings) -> None:
+        self.settings = settings
+        self.is_open = getattr(func, "__name__", "") in _OPEN
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -248,7 +254,8 @@ class Observer:
 
     def enter(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any) -> FunctionFrame:
         """A torch function of the program begins."""
-        frame = FunctionFrame(func, args, kwargs)
+        # Read now: autocast is off within the function, whose arguments it has cast.
+        frame = FunctionFrame(func, args, kwargs, self.settings.current())
         sums.frames.append(frame)
         return frame
 
@@ -328,7 +335,7 @@ class Observer:
             self.errors[key] += 1
 
     def _place(self, outer: FunctionFrame | None, frame: FrameType | None) -> tuple[Stack, Region]:
-        if outer is None:
+        if outer is None or outer.is_open:
             return self.frames.stack(frame)
         if outer.stack is None:
             outer.stack = self.frames.stack(frame)
@@ -346,7 +353,7 @@ class Observer:
             return None
         if outer.entry is None:
             name, arguments = self.facts.arguments_of(outer.func, outer.args, outer.kwargs)
-            settings = self.settings.current()
+            settings = outer.settings
             key = (name, arguments, stack, settings)
             entry = sums.functions.get(key)
             if entry is None:

@@ -43,9 +43,8 @@ class Storages:
 
     def note_existing(self) -> None:
         """Marks the memory of every tensor that there is now as older than the audit."""
-        self.note_constants(
-            thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)
-        )
+        plain = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+        self.note_constants([thing for thing in gc.get_objects() if type(thing) in plain])
 
     def note_constants(self, tensors: Iterable[torch.Tensor]) -> None:
         """Marks tensors (parameters, buffers) as constant, unless an op has written to them."""

@@ -27,8 +27,8 @@ class TorchSide:
         self._mode = mode
         self._functions = ObservedFunctions(self.observer)
         self._ops = ObservedOps(self.observer, self._functions)
-        self._door = CompilerDoor(self.observer, self._functions)
         self._compile = CompileWatch(frames)
+        self._door = CompilerDoor(self.observer, self._functions, self._compile.note_stance)
         self._script = ScriptWatch(self.observer)
         self._steps = StepWatch(
             self.observe_thread, self.leave_thread, self._spent_ns, is_light=mode == "light"

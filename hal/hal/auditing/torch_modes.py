@@ -26,6 +26,7 @@ from hal.auditing.observer_ops import OpInfo
 _C: Final = torch._C
 _redispatch: Final = getattr(torch.overrides, "redispatch_function", None)
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_CALLING: Final = frozenset({"torch.nn.functional", "torch.functional", "torch.autograd"})
 _COMPOSITE: Final = _C.DispatchKey.CompositeImplicitAutograd
 _set_eval_frame: Final = _C._dynamo.eval_frame.set_eval_frame
 _BELOW_PYTHON: Final = _C._dispatch_keyset_full_after(_C.DispatchKey.Python)
@@ -170,7 +171,7 @@ class ObservedFunctions(TorchFunctionMode):
     def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The function; torch functions that are Python call others, which are seen as well unless
         a subclass has its own idea of the function."""
-        if _redispatch is None or types or type(func) is not FunctionType:
+        if _redispatch is None or not _calls_others(func) or not _PLAIN.issuperset(types):
             return func(*args, **kwargs)
         _C._push_on_torch_function_stack(self)
         try:
@@ -194,6 +195,14 @@ class ObservedFunctions(TorchFunctionMode):
             sums.is_busy = False
             sums.frames.pop()
             sums.overhead_ns += perf_counter_ns() - begin_ns
+
+
+def _calls_others(func: Any) -> bool:
+    """Functional torch in Python, and backward, in which the program's own code may run. Methods of
+    tensors call themselves again, one level down."""
+    if type(func) is not FunctionType:
+        return False
+    return func.__module__ in _CALLING or func.__name__ == "backward"
 
 
 def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:

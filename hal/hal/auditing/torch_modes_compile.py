@@ -31,7 +31,14 @@ _SETTERS: Final = ("set_eval_frame", "_maybe_set_eval_frame")
 class CompilerDoor:
     """Installed while an audit runs, as soon as dynamo is imported."""
 
-    def __init__(self, observer: Observer, functions: ObservedFunctions) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        functions: ObservedFunctions,
+        on_stance: Callable[[str], None],
+    ) -> None:
+        """on_stance: told when a compiled function runs as Python because of a stance."""
+        self._on_stance = on_stance
         self._observer = observer
         self._functions = functions
         self._local = threading.local()
@@ -57,6 +64,7 @@ class CompilerDoor:
             if original is not None:
                 self._patched.append((module, name, original))
                 setattr(module, name, self._watching(original))
+        self._watch_stance(module)
 
     def restore(self) -> None:
         """Everything as it was."""
@@ -81,6 +89,22 @@ class CompilerDoor:
             return prior
 
         return set_eval_frame
+
+    def _watch_stance(self, module: ModuleType) -> None:
+        """`torch.compiler.set_stance` may turn the compiler off where it was asked for."""
+        name = "_callback_from_stance"
+        original = getattr(module, name, None)
+        if original is None:
+            return
+
+        def callback_from_stance(callback: Any) -> Any:
+            chosen = original(callback)
+            if callable(callback) and not callable(chosen):
+                self._on_stance(str(getattr(module._stance, "stance", "another")))
+            return chosen
+
+        self._patched.append((module, name, original))
+        setattr(module, name, callback_from_stance)
 
     def _hide_our_files(self) -> None:
         """Frames of ours that run where dynamo looks are skipped, not compiled."""

@@ -1,0 +1,169 @@
+"""`hal audit run`: programs run as Python runs them, and are reported however they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hal.auditing.program_runs import Program
+from hal.auditing.report_files import read_report
+from hal.cli import audit_run
+from hal.errors import UsageError
+
+SCRIPT = """
+import json, os, sys
+import beside
+import torch
+
+what = sys.argv[1]
+torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+print(json.dumps([__name__, sys.argv, sys.path[0], os.path.abspath(__file__)]))
+if what == "exit":
+    sys.exit(7)
+if what == "message":
+    sys.exit("no luck")
+if what == "raise":
+    raise ValueError("boom")
+if what == "interrupt":
+    raise KeyboardInterrupt
+if what == "thread":
+    import threading, time
+    def late():
+        time.sleep(0.2)
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    threading.Thread(target=late).start()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A script, and a process whose main module and path are restored."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr(audit_run, "_describe_device", lambda trace: None)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "beside.py").write_text("")
+    (folder / "main.py").write_text(SCRIPT)
+    (folder / "__main__.py").write_text(SCRIPT)
+    yield folder
+    sys.modules.pop("beside", None)
+
+
+def _run(*words: str, tmp_path: Path) -> tuple[int, Any]:
+    report = tmp_path / "report.json"
+    code = audit_run.run_program(["--json", str(report), *words])
+    return code, read_report(report)
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("fine", 0), ("exit", 7), ("message", 1), ("raise", 1), ("interrupt", 130), ("thread", 0)],
+)
+def test_exit_code_and_report(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], what: str, code: int
+) -> None:
+    found, report = _run("program/main.py", what, "--json", tmp_path=tmp_path)
+    out, err = capfd.readouterr()
+    assert found == code
+    calls = sum(row.calls for row in report.rows if "mm" in row.implementation)
+    assert calls == (2 if what == "thread" else 1)
+    name, argv, path, file = json.loads(out)
+    assert name == "__main__"
+    assert argv == ["program/main.py", what, "--json"]
+    assert path == str(program)
+    assert file == str(program / "main.py")
+    assert "audit of program/main.py" in err
+    if what == "message":
+        assert "no luck" in err
+    if what == "raise":
+        trace = err[err.index("Traceback") : err.index("audit of")]
+        assert "ValueError: boom" in trace
+        assert trace.count("File ") == 1
+
+
+def test_folder_and_module(
+    program: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _run("program", "fine", tmp_path=tmp_path)[0] == 0
+    assert json.loads(capfd.readouterr()[0])[2] == "program"
+    monkeypatch.chdir(program)
+    code, report = _run("-m", "main", "exit", tmp_path=program)
+    assert code == 7
+    assert json.loads(capfd.readouterr()[0])[1] == [str(program / "main.py"), "exit"]
+    assert report.subject == "-m main exit"
+
+
+def test_gate_counts_only_if_the_program_was_fine(
+    program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (program / "main.py").write_text(
+        "import sys, torch\n"
+        "q = torch.randn(1, 2, 64, 32)\n"
+        "for _ in range(3):\n"
+        "    torch.nn.functional.scaled_dot_product_attention(\n"
+        "        q, q, q, attn_mask=torch.zeros(64, 64))\n"
+        "sys.exit(int(sys.argv[1]))\n"
+    )
+    options = ("--fail-on", "lost-fast-path", "program/main.py")
+    assert _run(*options, "0", tmp_path=tmp_path)[0] == 1
+    assert _run(*options, "5", tmp_path=tmp_path)[0] == 5
+    assert _run("program/main.py", "0", tmp_path=tmp_path)[0] == 0
+    capfd.readouterr()
+
+
+def test_words() -> None:
+    split = audit_run.split_words
+    assert split(["--mode", "light", "x.py", "--mode", "full"]) == (
+        ["--mode", "light"],
+        Program(path="x.py", words=("--mode", "full")),
+    )
+    assert split(["--mode=light", "-m", "pkg", "-m", "y"]) == (
+        ["--mode=light"],
+        Program(module="pkg", words=("-m", "y")),
+    )
+    assert split(["--", "-odd.py"]) == ([], Program(path="-odd.py"))
+    assert split(["--mode", "light"])[1] is None
+
+
+def test_a_program_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="no file"):
+        audit_run.run_program(["nowhere.py"])
+
+
+def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """With what only a whole process shows: `os._exit`, and no torch before the program's."""
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import os, sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert 'TORCH_DEVICE_BACKEND_AUTOLOAD' not in os.environ\n"
+        "import torch\n"
+        "torch.mm(torch.ones(2, 2), torch.ones(2, 2))\n"
+        "os._exit(5)\n"
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HAL_", "TORCH_DEVICE_"))}
+    command = [str(Path(sys.executable).parent / "hal"), "audit", "run", "--json", "r.json"]
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=tmp_path,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 5, done.stderr
+    assert any("mm" in row.implementation for row in read_report(tmp_path / "r.json").rows)
