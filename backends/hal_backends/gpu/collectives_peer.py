@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
 from hal.device import DeviceSpec
-from hal.ops.collective import CollectiveGroup, CollectiveRequest
+from hal.ops.collective import CollectiveGroup, CollectiveKind, CollectiveRequest
 from hal.ops.formats import DTYPE_BYTES, torch_dtype
 from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
@@ -22,12 +22,13 @@ from hal_backends.gpu.limits import (
     architecture,
     feature,
     gather,
-    missing_kernel,
     one_of,
     scope,
     software,
 )
 from hal_backends.gpu.offers import NOT_RUN, Offer, on_device
+from hal_kernels.collective.layout import Algorithm
+from hal_kernels.collective.triton_limits import not_supported_reasons
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ _WORLDS = (2, 4, 6, 8)
 _DTYPES = ("bfloat16", "float16", "float32")
 _KERNEL = "hal_kernels.collective.triton"
 _FABRICS = ("nvlink", "xgmi")
+_UNTUNED = "pushed over PCIe, pulled over a fabric, tiles of 2,048 elements: reasoned, not measured"
 # Hopper and data-centre Blackwell behind NVSwitch; vLLM's tables have no sm_12x.
 _PCIE_IPC = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 _SYMMETRIC = ("sm_90", "sm_100", "sm_103")
@@ -46,7 +48,7 @@ _SYMMETRIC = ("sm_90", "sm_100", "sm_103")
 def peer_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
     offers = []
     if "triton" in device.features | device.unverified_features:
-        offers += [_one_shot(device), _two_shot(device)]
+        offers += [_one_shot(device), _two_shot(device), *_parts(device)]
     if device.backend == "nvidia":
         offers += [_flashinfer_pcie(device), *_symmetric_memory(device)]
     return on_device(offers, "collective", device)
@@ -66,10 +68,12 @@ def one_shot_most_bytes(r: CollectiveRequest) -> int:
     return 512 * _KIB if r.world_size <= 4 else 256 * _KIB
 
 
-def _size(r: CollectiveRequest, low: int, high: int) -> list[Reason]:
-    """The sizes are those of an all-reduce; other kinds are out of scope at any."""
+def _size(
+    r: CollectiveRequest, low: int, high: int, kind: CollectiveKind = "all_reduce"
+) -> list[Reason]:
+    """The sizes are those of one kind; other kinds are out of scope at any."""
     found = message_bytes(r)
-    if r.kind != "all_reduce" or low < found <= high:
+    if r.kind != kind or low < found <= high:
         return []
     bounds = f"at most {high} bytes" if low == 0 else f"more than {low}, at most {high} bytes"
     return [
@@ -82,10 +86,12 @@ def _size(r: CollectiveRequest, low: int, high: int) -> list[Reason]:
     ]
 
 
-def _peers(r: CollectiveRequest, transports: Sequence[str]) -> list[Reason]:
-    """An all-reduce of devices that all reach each other's memory, as verified on this host."""
+def _peers(
+    r: CollectiveRequest, transports: Sequence[str], kind: CollectiveKind = "all_reduce"
+) -> list[Reason]:
+    """A collective of devices that all reach each other's memory, as verified on this host."""
     reasons = gather(
-        scope("kind", r.kind, ("all_reduce",)),
+        scope("kind", r.kind, (kind,)),
         scope("dtype", r.dtype, _DTYPES),
         scope("transport", r.transport, transports),
         one_of("world_size", r.world_size, _WORLDS),
@@ -113,12 +119,12 @@ def _peers(r: CollectiveRequest, transports: Sequence[str]) -> list[Reason]:
     return reasons
 
 
-def _triton(device: DeviceSpec, shots: str) -> Callable[[], Bind]:
+def _triton(device: DeviceSpec, algorithm: Algorithm) -> Callable[[], Bind]:
     def load() -> Bind:
         module = importlib.import_module(_KERNEL)
 
         def bind(request: CollectiveRequest, *, group: CollectiveGroup) -> Kernel:
-            kernel: Kernel = module.bind(request, device, group=group, algorithm=shots)
+            kernel: Kernel = module.bind(request, device, group=group, algorithm=algorithm)
             return kernel
 
         return bind
@@ -131,12 +137,13 @@ def _one_shot(device: DeviceSpec) -> Offer:
         op="collective",
         implementation="triton_one_shot",
         tier=Tier.NATIVE,
-        summary="every rank reads every other rank's message: one step, for small messages",
+        summary=f"every rank reads every other rank's message, for small messages; {NOT_RUN}",
+        untuned=_UNTUNED,
         check=lambda r: gather(
             _peers(r, ("pcie", *_FABRICS)),
             _size(r, 0, one_shot_most_bytes(r)),
             feature(device, "triton"),
-            missing_kernel(_KERNEL),
+            not_supported_reasons(r, device, "one_shot"),
         ),
         load=_triton(device, "one_shot"),
         leaf=(Leaf(kind="kernel", name="_all_reduce_one_shot_kernel"),),
@@ -150,18 +157,47 @@ def _two_shot(device: DeviceSpec) -> Offer:
         op="collective",
         implementation="triton_two_shot",
         tier=Tier.NATIVE,
-        summary="each rank reduces its share, then all read the shares: for middle-sized messages",
+        summary=f"each rank sums a share, all read the shares, for larger messages; {NOT_RUN}",
+        untuned=_UNTUNED,
         check=lambda r: gather(
             _peers(r, ("pcie", *_FABRICS)),
             _size(r, one_shot_most_bytes(r), _MOST_BYTES),
             feature(device, "triton"),
-            missing_kernel(_KERNEL),
+            not_supported_reasons(r, device, "two_shot"),
         ),
         load=_triton(device, "two_shot"),
         leaf=(Leaf(kind="kernel", name="_all_reduce_two_shot_kernel"),),
         requires=("triton",),
         is_graph_safe=True,
     )
+
+
+def _parts(device: DeviceSpec) -> list[Offer]:
+    """Reduce-scatter and all-gather: one exchange each, the halves of a two-shot all-reduce."""
+
+    def offer(kind: CollectiveKind, algorithm: Algorithm, summary: str) -> Offer:
+        return Offer(
+            op="collective",
+            implementation=f"triton_{kind}",
+            tier=Tier.NATIVE,
+            summary=f"{summary}; {NOT_RUN}",
+            check=lambda r: gather(
+                _peers(r, ("pcie", *_FABRICS), kind),
+                _size(r, 0, _MOST_BYTES, kind),
+                feature(device, "triton"),
+                not_supported_reasons(r, device, algorithm),
+            ),
+            load=_triton(device, algorithm),
+            leaf=(Leaf(kind="kernel", name=f"_{kind}_kernel"),),
+            requires=("triton",),
+            untuned=_UNTUNED,
+            is_graph_safe=True,
+        )
+
+    return [
+        offer("reduce_scatter", "reduce_scatter", "each rank sums its columns of all messages"),
+        offer("all_gather", "all_gather", "every rank copies every other rank's columns"),
+    ]
 
 
 def _flashinfer_pcie(device: DeviceSpec) -> Offer:

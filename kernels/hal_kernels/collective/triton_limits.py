@@ -1,0 +1,43 @@
+"""Which collectives the kernels over peers' memory serve. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from hal.device import DeviceSpec
+from hal.ops.collective import CollectiveRequest
+from hal.ops.formats import DTYPE_BYTES
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.collective.layout import Algorithm
+
+_KERNELS: Mapping[Algorithm, str] = MappingProxyType(
+    {
+        "one_shot": "collective.all_reduce_one_shot",
+        "two_shot": "collective.all_reduce_two_shot",
+        "reduce_scatter": "collective.reduce_scatter",
+        "all_gather": "collective.all_gather",
+    }
+)
+
+
+def not_supported_reasons(
+    request: CollectiveRequest, device: DeviceSpec, algorithm: Algorithm
+) -> Sequence[Reason]:
+    """Empty if the kernel of the algorithm serves. Rows are read 16 bytes at a time."""
+    reasons = evidence_reasons(_KERNELS[algorithm], device, dtype="")
+    part = request.width
+    if algorithm == "reduce_scatter":
+        part //= request.world_size
+    pack = 16 // DTYPE_BYTES[request.dtype]
+    if part % pack:
+        reasons.append(
+            Reason(
+                what="width of a rank's part",
+                required=f"a multiple of {pack} (16 bytes)",
+                found=str(part),
+                kind=ReasonKind.ARGUMENT,
+            )
+        )
+    return reasons
