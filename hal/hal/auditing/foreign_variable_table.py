@@ -22,7 +22,8 @@ class ForeignVariable:
     changes_decision: another kernel, backend, algorithm, device or number format comes of it. slow:
     "" for never, "on", "off", "few-threads", or words. slow_with: words that are slow on a CPU with
     that flag. devices: torch's types of the devices that
-    it concerns, () for all. source: where its owner says so.
+    it concerns, () for all. source: where its owner says so. is_ignored: of a family, but deciding
+    nothing.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ForeignVariable:
     changes_decision: bool = False
     slow: str | tuple[str, ...] = ""
     slow_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_ignored: bool = False
     devices: tuple[str, ...] = ()
 
     def concerns(self, device_type: str) -> bool:
@@ -86,9 +88,10 @@ def _entry(name: str, fields: dict[str, Any]) -> ForeignVariable:
     slow = fields.get("slow", "")
     return ForeignVariable(
         name=name,
-        owner=fields["owner"],
-        effect=fields["effect"],
-        source=fields["source"],
+        owner=fields.get("owner", ""),
+        effect=fields.get("effect", ""),
+        source=fields.get("source", ""),
+        is_ignored=fields.get("ignored", False),
         changes_decision=fields.get("decides", False),
         slow=slow if isinstance(slow, str) else tuple(slow),
         slow_with={flag: tuple(words) for flag, words in fields.get("slow_with", {}).items()},

@@ -23,11 +23,13 @@ _SECRET = ("*TOKEN*", "*SECRET*", "*PASSWORD*", "*API_KEY", "*CREDENTIAL*")
 
 
 def known_variable(name: str) -> ForeignVariable | None:
-    """What is known of a variable: an entry of that name wins over one with a pattern."""
-    for entry in foreign_variable_table():
-        if entry.name == name:
-            return entry
-    return next((e for e in foreign_variable_table() if fnmatchcase(name, e.name)), None)
+    """What is known of a variable: an entry of that name wins over one with a pattern. None for one
+    that is not known, or known to decide nothing."""
+    table = foreign_variable_table()
+    found = next((entry for entry in table if entry.name == name), None)
+    if found is None:
+        found = next((entry for entry in table if fnmatchcase(name, entry.name)), None)
+    return None if found is None or found.is_ignored else found
 
 
 def foreign_variables(

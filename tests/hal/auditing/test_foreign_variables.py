@@ -28,6 +28,9 @@ def test_the_table_is_sound() -> None:
     names = [entry.name for entry in table]
     assert len(names) == len(set(names)) >= 40
     for entry in table:
+        if entry.is_ignored:
+            assert known_variable(entry.name) is None
+            continue
         assert entry.effect
         assert entry.owner
         assert entry.source.startswith("https://")
@@ -116,8 +119,8 @@ def test_values_are_short_and_grant_nothing() -> None:
         }
     )
     assert found["HAL_ENGINE_TP"] == "2"
-    assert found["HAL_SERVE_API_KEY"] == found["VLLM_API_KEY"] == "(set; not shown)"
-    assert found.keys() == {"HAL_SERVE_API_KEY", "VLLM_API_KEY", "HAL_ENGINE_TP", "NCCL_ALGO"}
+    assert found["HAL_SERVE_API_KEY"] == "(set; not shown)"
+    assert found.keys() == {"HAL_SERVE_API_KEY", "HAL_ENGINE_TP", "NCCL_ALGO"}
     assert len(found["NCCL_ALGO"]) == 200
 
 
