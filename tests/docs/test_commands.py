@@ -1,7 +1,7 @@
 """The commands of the documents run as printed, and print what the documents show.
 
-What differs between machines is not compared: numbers, hashes, names of CPUs, which GEMM of its
-tier is fastest, and therefore where token ranges are split.
+What differs between machines is not compared: numbers with their units, hashes, names of CPUs,
+which GEMM of its tier is fastest, and therefore where token ranges are split.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def normalised(line: str) -> str:
     line = re.sub(r"^\s*(cpu:\d+)\s{2,}.*", r"\1 DEVICE", line)
     line = re.sub(r"cpu\.gemm\.\w+", "cpu.gemm.ANY", line)
     line = re.sub(r"\d[\d.,:-]*…?", "N", line)
+    line = re.sub(r"<?N ?(?:[kMGTP]i?B?|B|s|ms|µs)\b", "N", line)
     line = re.sub(r"─+", "─", line)
     line = re.sub(
         r"(\b(?:native|tuned|portable|reference))(?:\s+N(?:\s[mc])?)+$", r"\1", line.rstrip()
