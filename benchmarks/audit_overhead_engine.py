@@ -66,7 +66,7 @@ def contender(
     planned: PlannedModel, registry: BackendRegistry, name: str, mode: Mode | None
 ) -> Contender:
     registry.create_runtime(planned.device)
-    observer = CallObserver(Inspector())
+    observer = CallObserver(Inspector() if mode == "full" else None)
     ops = BoundOps(planned.plan, observe=None if mode is None else observer.observe)
     local, _ = build_rank(planned, 0, None, NUM_BLOCKS, ops=ops)
     step = StepMode(observer)

@@ -308,13 +308,21 @@ def _observed(
 ) -> BoundOp:
     """As `_several`, with calls that get the number of tokens first."""
     limits = [r.high for r in ranges]
+    table = [(c.tick, observed) for c, observed in zip(counters, calls, strict=True)]
     low, high = ranges[0].low, ranges[-1].high
+    first_tick, first = table[0]
 
-    def call(num_tokens: int, *args: Any) -> Any:
+    def single(num_tokens: int, *args: Any) -> Any:
         if not low <= num_tokens <= high:
             raise _beyond(who, low, high, num_tokens)
-        index = bisect_left(limits, num_tokens)
-        counters[index].tick()
-        return calls[index](num_tokens, *args)
+        first_tick()
+        return first(num_tokens, *args)
 
-    return call
+    def several(num_tokens: int, *args: Any) -> Any:
+        if not low <= num_tokens <= high:
+            raise _beyond(who, low, high, num_tokens)
+        tick, observed = table[bisect_left(limits, num_tokens)]
+        tick()
+        return observed(num_tokens, *args)
+
+    return single if len(ranges) == 1 else several

@@ -68,6 +68,13 @@ def bound_of(
     """
     own = None if candidate is None else work_of(candidate, request, tokens)
     work = own or needed_work(request, tokens)
+    return bound_of_work(request, work, device, link)
+
+
+def bound_of_work(
+    request: OpRequest, work: Work, device: DeviceSpec, link: GroupLink | None = None
+) -> Bound | None:
+    """The bound of so much work of an op, see `bound_of`."""
     if isinstance(request, CollectiveRequest):
         return _link_bound(work, link)
     rate = device.peak_flops.get(work.unit)

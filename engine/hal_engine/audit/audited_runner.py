@@ -18,7 +18,7 @@ from hal_engine.audit.step_mode import StepMode
 from hal_engine.batch import Batch, ModelRunner
 
 Mode = Literal["full", "light"]
-SAMPLE_EVERY = 32
+SAMPLE_EVERY = 64
 
 
 class AuditedRunner:

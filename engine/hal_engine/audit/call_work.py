@@ -8,12 +8,9 @@ from typing import Any
 
 from hal.answers import work_of
 from hal.candidates import KernelCandidate, Work
-from hal.device import DeviceSpec
-from hal.device_group import GroupLink
 from hal.ops.attention import AttentionMetadata, AttentionRequest, bytes_of_rows, flops_of_pairs
-from hal.ops.collective import CollectiveRequest
 from hal.ops.request import OpRequest
-from hal.roofline import Bound, needed_work
+from hal.roofline import needed_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +69,3 @@ def work_of_call(
         bytes=work.bytes * moved / needed.bytes if needed.bytes else moved,
         unit=work.unit,
     )
-
-
-def bound_of_work(
-    request: OpRequest, work: Work, device: DeviceSpec, link: GroupLink | None
-) -> Bound | None:
-    """The roofline time of that work; None where a rate it needs is not known."""
-    if isinstance(request, CollectiveRequest):
-        if link is None or not link.bandwidth_bytes_per_s:
-            return None
-        us = (link.latency_us or 0.0) + work.bytes / link.bandwidth_bytes_per_s * 1e6
-        return Bound(us, "link")
-    if not device.memory_bandwidth:
-        return None
-    memory_us = work.bytes / device.memory_bandwidth * 1e6
-    if not work.flops:
-        return Bound(memory_us, "memory")
-    rate = device.peak_flops.get(work.unit)
-    if not rate:
-        return None
-    compute_us = work.flops / rate * 1e6
-    return Bound(memory_us, "memory") if memory_us >= compute_us else Bound(compute_us, "compute")

@@ -8,7 +8,7 @@ Python module whose functions run (symbol), and the bytes of that machine code (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hal.auditing.document import LeafCheck, LeafState
@@ -54,15 +54,14 @@ class LeafTally:
         self.seen: Counter[str] = Counter()
         self.mismatches: dict[str, Mismatch] = {}
 
-    def add(self, evidence: CallEvidence, where: str) -> None:
-        """One watched call."""
+    def add(self, evidence: CallEvidence, where: Callable[[], str]) -> None:
+        """One watched call. where: its size, for the first that ends elsewhere."""
         self.calls += 1
-        torch_ops = evidence.ops + evidence.composites
-        ops = [name for name in self.torch_ops if torch_ops[name]]
+        ops = [n for n in self.torch_ops if n in evidence.ops or n in evidence.composites]
         code = [name for name in evidence.entered if _is_within(name, self.symbols)]
         modules = [name for name in evidence.modules if _is_within(name, self.symbols)]
         for name in ops:
-            self.seen[name] += torch_ops[name]
+            self.seen[name] += evidence.ops[name] or evidence.composites[name]
         for name in code or evidence.entered:
             self.seen[name] += evidence.entered[name]
         for name in modules:
@@ -87,11 +86,13 @@ class LeafTally:
         others = _products(evidence, self.torch_ops)
         return bool(others) and not ops and not modules
 
-    def _note(self, evidence: CallEvidence, where: str) -> None:
+    def _note(self, evidence: CallEvidence, where: Callable[[], str]) -> None:
         others = _products(evidence, self.torch_ops) or sorted(evidence.ops)
         entered = sorted(evidence.entered)
         ended_in = ", ".join([*others, *entered]) or "nothing that can be seen"
-        found = self.mismatches.setdefault(ended_in, Mismatch(ended_in, where))
+        found = self.mismatches.get(ended_in)
+        if found is None:
+            found = self.mismatches[ended_in] = Mismatch(ended_in, where())
         found.calls += 1
         for name in others:
             self.seen[name] += evidence.ops[name]

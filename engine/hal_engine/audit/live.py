@@ -30,7 +30,7 @@ class LiveAudit:
         self._options = AuditOptions(mode="light", measure=False, every=every)
         self._waivers = waivers or WaiverBook()
         self._inspector = Inspector()
-        self._observer = CallObserver(self._inspector)
+        self._observer = CallObserver()
         self._step = StepMode(self._observer)
         self._runner: AuditedRunner | None = None
         self.ops = BoundOps(planned.plan, observe=self._observer.observe)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any
@@ -28,13 +27,8 @@ from hal_engine.audit.call_work import CallSize, size_of
 from hal_engine.audit.inspecting import InspectedSite, Inspector
 from hal_engine.audit.leaf_checks import CallEvidence, LeafTally
 
-
-class Looking(Enum):
-    """What is done with calls at the moment."""
-
-    NOT = 0
-    TIMING = 1
-    WATCHING = 2
+# What is done with calls at the moment. Plain numbers: each call of a bound op asks.
+_NOTHING, _TIMING, _WATCHING = range(3)
 
 
 @dataclass(slots=True)
@@ -90,7 +84,7 @@ class CallObserver:
         self.evidence: CallEvidence | None = None  # of the watched call that runs now
         self.record: SiteRecord | None = None
         self.is_paused = False  # what runs is our own doing
-        self._looking = Looking.NOT
+        self._looking = _NOTHING
         self._lock = threading.Lock()
 
     def observe(self, binding: Binding, kernel: Kernel) -> BoundOp:
@@ -108,9 +102,9 @@ class CallObserver:
 
         def call(num_tokens: int, *args: Any) -> Any:
             looking = self._looking
-            if looking is Looking.NOT or self.is_paused:
+            if not looking or self.is_paused:
                 return kernel(*args)
-            if looking is Looking.WATCHING:
+            if looking == _WATCHING:
                 return self._watch(record, inspected, kernel, num_tokens, args)
             size = size_of(request, num_tokens, args)
             begin = perf_counter_ns()
@@ -123,19 +117,20 @@ class CallObserver:
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Calls meanwhile are timed."""
-        yield from self._while(Looking.TIMING)
+        yield from self._while(_TIMING)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Calls meanwhile are watched."""
-        yield from self._while(Looking.WATCHING)
+        yield from self._while(_WATCHING)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What runs meanwhile is the audit's own and not observed."""
         before, self.is_paused = self.is_paused, True
         try:
-            yield
+            with torch._C._DisableTorchDispatch():
+                yield
         finally:
             self.is_paused = before
 
@@ -146,7 +141,7 @@ class CallObserver:
             copy.records = [record.copy() for record in self.records]
         return copy
 
-    def _while(self, looking: Looking) -> Iterator[None]:
+    def _while(self, looking: int) -> Iterator[None]:
         before, self._looking = self._looking, looking
         try:
             yield
@@ -171,8 +166,7 @@ class CallObserver:
     ) -> Any:
         with self.paused():
             size = size_of(record.planned.site.request, num_tokens, args)
-            arguments = describe_arguments(args)
-            record.arguments = record.arguments or arguments
+            record.arguments = record.arguments or describe_arguments(args)
             held = None
             if self.inspector is not None and inspected is not None:
                 held = self.inspector.before(inspected, args)
@@ -193,7 +187,7 @@ class CallObserver:
         with self._lock:
             record.watched[size] += 1
             record.ops.update(evidence.ops)
-            record.tally.add(evidence, f"{num_tokens} tokens, {arguments}")
+            record.tally.add(evidence, lambda: f"{num_tokens} tokens, {describe_arguments(args)}")
         if self.inspector is not None and held is not None:
             with self.paused():
                 self.inspector.after(held, args, result)

@@ -11,9 +11,10 @@ from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal.device_group import GroupLink
 from hal.plan import PlannedOp
+from hal.roofline import bound_of_work
 from hal.selection import Rejection
 from hal.unlocks import unlocks_of
-from hal_engine.audit.call_work import CallSize, bound_of_work, work_of_call
+from hal_engine.audit.call_work import CallSize, work_of_call
 from hal_engine.audit.observer import SiteRecord, Timing
 from hal_engine.audit.step_mode import OutsideOp
 

@@ -73,7 +73,8 @@ def observe_model(
     """
     device = _measured(planned.device, registry, options)
     inspector = Inspector(share=options.verify, seed=options.seed)
-    observer = CallObserver(inspector)
+    is_inspected = options.mode == "full" or options.verify > 0
+    observer = CallObserver(inspector if is_inspected else None)
     step = StepMode(observer)
     bound = BoundOps(planned.plan, observe=observer.observe)
     order = order or WorkerOrder(

@@ -6,6 +6,7 @@ takes another way inside is seen.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from hal_engine.audit.observer import CallObserver, caller_location
 HOST_OPS = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"}
 )
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 _TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 _OWN_FOLDER = str(Path(__file__).parent) + os.sep
 
@@ -56,6 +58,8 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.num_products = 0  # products and the like, inside and outside
         self.in_forward = False
         self._observer = observer
+        self._names: dict[Any, str] = {}
+        self._whole: set[Any] = set()  # ops that are not made of others
         self._product: str | None = None  # the one that is looked into at the moment
 
     @contextmanager
@@ -75,20 +79,22 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = kwargs or {}
-        if self._observer.is_paused:
-            return func(*args, **named)
-        name = func.name().partition(".")[0]
+        name = self._names.get(func)
+        if name is None:
+            name = self._names[func] = func.name().partition(".")[0]
         outer = self._product
         if outer is None and is_tracked(name):
             self._product = name
             self.num_products += 1
         try:
-            with self:
-                result = func.decompose(*args, **named)
-            if result is not NotImplemented:
-                if self._observer.evidence is not None:
-                    self._observer.evidence.composites[name] += 1
-                return result
+            if func not in self._whole:
+                with self:
+                    result = func.decompose(*args, **named)
+                if result is not NotImplemented:
+                    if self._observer.evidence is not None:
+                        self._observer.evidence.composites[name] += 1
+                    return result
+                self._whole.add(func)
             begin = perf_counter_ns()
             result = func(*args, **named)
             self._note(func, name, args, result, perf_counter_ns() - begin)
@@ -98,7 +104,7 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def _note(self, func: Any, name: str, args: Sequence[Any], result: Any, ns: int) -> None:
         observer = self._observer
-        is_host = name in HOST_OPS or _crosses_devices(args, result)
+        is_host = name in HOST_OPS or (name in _COPIES and _crosses_devices(args, result))
         if observer.evidence is not None and observer.record is not None:
             observer.evidence.ops[name] += 1
             if is_host:
@@ -143,7 +149,12 @@ def _location() -> Location:
     """The innermost frame that is neither torch's nor the audit's, relative to the working
     directory if in it."""
     found = caller_location(lambda file: file.startswith((_TORCH_FOLDER, _OWN_FOLDER)))
-    path = Path(found.file)
+    return found.model_copy(update={"file": _relative(found.file)})
+
+
+@functools.cache
+def _relative(file: str) -> str:
+    path = Path(file)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        return found.model_copy(update={"file": str(path.relative_to(Path.cwd()))})
-    return found
+        return str(path.relative_to(Path.cwd()))
+    return file

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny_models
 from hal.auditing.gates import GateClass
 from hal.binding import BoundOps, CallCount
 from hal.candidates import KernelCandidate
@@ -71,8 +74,9 @@ def test_threads(calls: list[list[int]], is_observed: bool) -> None:
         assert [record.num_timed for record in observer.records] == wanted
 
 
-def test_two_processes(auditor: Auditor) -> None:
-    report = auditor.run(AuditOptions(measure=False, verify=1.0), tp=2)
+def test_two_processes(tmp_path: Path) -> None:
+    tiny_models.make_tiny_model("qwen2", tmp_path, seed=torch.seed() % 2**31, num_layers=2)
+    report = Auditor(tmp_path).run(AuditOptions(measure=False, verify=1.0), tp=2)
     assert report.processes == 2
     assert [f.title for f in report.findings if f.gate is not ENVIRONMENT] == []
     assert any("counters of 2 ranks were compared" in note for note in report.notes)
