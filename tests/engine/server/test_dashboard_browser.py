@@ -127,7 +127,7 @@ def test_a_real_server_live(browser: Browser, tiny_server: ServerProcess) -> Non
     tokens = "Number(document.querySelector('.figure .below').textContent.replace(/\\D/g, ''))"
     before = page.evaluate(tokens)
     page.evaluate("document.getElementById('chat-options').open = true")
-    page.evaluate("document.getElementById('chat-max').value = 48")
+    page.evaluate("document.getElementById('chat-max').value = 16")
     _say(page, "Hello there")
     page.wait_for(f"{IS_DONE} && {CAPTION}.includes('tok/s')")
     caption = page.evaluate(CAPTION)
@@ -144,7 +144,7 @@ def test_the_answer_of_a_chat_is_the_servers(browser: Browser, tiny_server: Serv
     page = _open(browser, tiny_server)
     page.evaluate("document.getElementById('chat-options').open = true")
     page.evaluate("document.getElementById('chat-temperature').value = 0")
-    page.evaluate("document.getElementById('chat-max').value = 24")
+    page.evaluate("document.getElementById('chat-max').value = 12")
     page.evaluate("document.getElementById('chat-system').value = 'Be brief.'")
     said = ["first question", "second question"]
     messages: list[dict[str, str]] = [{"role": "system", "content": "Be brief."}]
@@ -155,7 +155,7 @@ def test_the_answer_of_a_chat_is_the_servers(browser: Browser, tiny_server: Serv
         answer = tiny_server.openai().chat.completions.create(
             model="tiny-chat",
             messages=messages,  # type: ignore[arg-type]
-            max_tokens=24,
+            max_tokens=12,
             temperature=0,
         )
         wanted = answer.choices[0].message.content
@@ -363,6 +363,7 @@ def test_a_lost_server_comes_back(browser: Browser, serve: Any, fake: Any) -> No
     assert page.evaluate("document.querySelector('.turn .error').textContent")
     assert page.evaluate("document.getElementById('chat-send').disabled")
     page.wait_for("/again in \\d+ s/.test(document.getElementById('notice-lost').innerText)")
+    assert accessibility_problems(page) == {}
     with serve(fake.FakeEngine(), port=port) as second:
         page.click("#notice-lost button")
         _state(page, "ready")
