@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -423,3 +424,9 @@ def test_two_kinds_of_files_are_not_compared(tmp_path: Path) -> None:
     assert read_lock(tmp_path / "b").model == "tiny"
     with pytest.raises(DocumentError, match="hal lock"):
         read_lock(tmp_path / "a")
+
+
+def test_the_document_has_every_kind_with_its_code() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "audit.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", text, re.MULTILINE)
+    assert [(kind.value, str(kind.exit_code)) for kind in ChangeKind] == rows
