@@ -52,7 +52,7 @@ def audit_report(
         machine=_machine(device),
         versions=plan.versions,
         plan_hash=plan.hash,
-        coverage=_coverage(rows),
+        coverage=_coverage(rows, escaped),
         rows=rows,
         findings=tuple(findings),
         notes=tuple(plan.notes),
@@ -186,8 +186,9 @@ def _lost_findings(plan: Plan) -> list[Finding]:
     ]
 
 
-def _coverage(rows: Sequence[Row]) -> dict[str, Work]:
-    tiers: dict[str, Work] = {}
+def _coverage(rows: Sequence[Row], escaped: Sequence[EscapedCall]) -> dict[str, Work]:
+    """Work by tier, at least: the counters do not keep the sizes of calls."""
+    tiers: dict[str, Work] = {"outside": Work(calls=len(escaped))} if escaped else {}
     for row in rows:
         if row.calls:
             had = tiers.get(row.tier, Work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -35,9 +36,11 @@ _QUANTISED_CLASSES = ("FP8Linear", "FP8Experts", "BitLinear", "Mxfp4GptOssExpert
 
 def check_model(model: Any) -> None:
     """Raises RoutingError for a model that cannot be routed, before anything of it is changed."""
+    who = f"routing of {type(model).__name__}"
+    if importlib.util.find_spec("transformers") is None:
+        raise RoutingError(who, "transformers", "not installed", "pip install transformers")
     from transformers import PreTrainedModel
 
-    who = f"routing of {type(model).__name__}"
     if isinstance(model, torch._dynamo.eval_frame.OptimizedModule) or model.__dict__.get(
         "_compiled_call_impl"
     ):
