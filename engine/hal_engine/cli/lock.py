@@ -22,7 +22,7 @@ from hal.plugins.states import PluginStatus
 from hal.violations import violation_error
 from hal.visible_text import visible_json
 from hal_engine.cli import arguments as args
-from hal_engine.cli.plan import _one_count, _plan
+from hal_engine.cli.plan import check_absent_software, one_count, plan_device
 from hal_engine.device_choice import parse_count, parse_group, parse_software
 
 _STANDARD_OUTPUT = Path("-")
@@ -87,7 +87,7 @@ def lock(
     if output is not None and output != _STANDARD_OUTPUT:
         check_writable(output, "option --output")
     name, count = parse_group(device or "")
-    count = _one_count(count, None if group is None else parse_count(group), tp)
+    count = one_count(count, None if group is None else parse_count(group), tp)
     session = args.read_session(
         ctx,
         model,
@@ -103,7 +103,8 @@ def lock(
         },
     )
     software = parse_software(with_ or ())
-    planned = _plan(session, session.options.device, count, software)
+    check_absent_software(session, [session.options.device], software)
+    planned = plan_device(session, session.options.device, count, software)
     document = lock_document(planned, session.model, session.shared.backends)
     if older is not None:
         raise typer.Exit(_compare(older, document, kinds, json_, markdown))

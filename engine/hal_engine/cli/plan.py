@@ -80,7 +80,7 @@ def plan(
             "leave --device and x8 out",
         )  # fmt: skip
     name, count = parse_group(device or "")
-    count = _one_count(count, None if group is None else parse_count(group), tp)
+    count = one_count(count, None if group is None else parse_count(group), tp)
     session = args.read_session(
         ctx,
         model,
@@ -100,8 +100,8 @@ def plan(
         groups = [(session.options.device, count)]
     else:
         groups = [_one_group(text, count) for text in compare]
-    _check_software(session, [name for name, _ in groups], software)
-    plans = [_plan(session, *group, software) for group in groups]
+    check_absent_software(session, [name for name, _ in groups], software)
+    plans = [plan_device(session, *group, software) for group in groups]
     if json_ is not None:
         _write(plans[0].to_dict() if compare is None else comparison_document(plans), json_)
     elif compare is not None:
@@ -114,7 +114,7 @@ def plan(
     _fail_for_violations(plans)
 
 
-def _check_software(
+def check_absent_software(
     session: args.Session, names: Sequence[str], software: Mapping[str, str]
 ) -> None:
     """Software that no implementation for any of the absent devices asks about is an error."""
@@ -137,7 +137,7 @@ def _write_waivers(plans: Sequence[Plan], path: Path) -> None:
         raise _unwritable("--waiver-template", path, error) from error
 
 
-def _one_count(*counts: int | None) -> int | None:
+def one_count(*counts: int | None) -> int | None:
     """The number of devices, however it was given. Raises SettingsError for two different ones."""
     given = {count for count in counts if count is not None}
     if len(given) > 1:
@@ -151,7 +151,9 @@ def _one_group(text: str, count: int | None) -> tuple[str, int | None]:
     return name, count if own is None else own
 
 
-def _plan(session: args.Session, name: str, count: int | None, software: Mapping[str, str]) -> Plan:
+def plan_device(
+    session: args.Session, name: str, count: int | None, software: Mapping[str, str]
+) -> Plan:
     """The plan for one device or group, as a report."""
     backends = args.load_session_backends(session)
     spec: DeviceSpec
