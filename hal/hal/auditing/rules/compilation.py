@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
+from hal.auditing.document import Location
 from hal.auditing.gates import GateClass
 from hal.auditing.rules.rule import Hit, Rule, evidence
 from hal.auditing.rules.trace_index import TraceIndex
 from hal.auditing.trace import CompileEvent
 
 MAX_REASON = 160
+
+_FOREIGN = re.compile(r"/torch/_(?:dynamo|inductor|functorch)/|hal/auditing/")
+_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def _first_line(reason: str) -> str:
@@ -29,27 +35,36 @@ def _hit(event: CompileEvent, title: str, required: str) -> Hit:
     )
 
 
+def _events(index: TraceIndex) -> list[CompileEvent]:
+    """Those of the program: torch reports frames of its own as well, and the observer's."""
+    return [
+        event
+        for event in index.trace.compile_events
+        if event.location is None or not _FOREIGN.search(event.location.file)
+    ]
+
+
 def _eager(index: TraceIndex) -> Iterator[Hit]:
-    events = [event for event in index.trace.compile_events if event.kind != "graph-break"]
+    events = [event for event in _events(index) if event.kind != "graph-break"]
     for event in events:
         why = "compiled again too often" if event.kind == "recompile-limit" else "not compiled"
         title = f"{event.function or 'a function'} was to be compiled and ran as Python: {why}"
         yield _hit(event, title, "compiled code")
-    reported = {event.reason for event in events}
-    for reason in index.trace.fallbacks:
-        if reason not in reported:
-            yield _hit(
-                CompileEvent(kind="eager", reason=reason),
-                f"was to be compiled and ran as Python: {_first_line(reason)}",
-                "compiled code",
-            )
+    # Fallbacks are the same without places.
+    for reason in [] if events else index.trace.fallbacks:
+        yield _hit(
+            CompileEvent(kind="eager", reason=reason),
+            f"was to be compiled and ran as Python: {_first_line(reason)}",
+            "compiled code",
+        )
 
 
 def _graph_breaks(index: TraceIndex) -> Iterator[Hit]:
-    events = [event for event in index.trace.compile_events if event.kind == "graph-break"]
+    events = [event for event in _events(index) if event.kind == "graph-break"]
     for event in events:
         title = f"a compiled function is cut in two: {_first_line(event.reason)}"
-        yield _hit(event, title, "one graph")
+        place = event.location or _place_in_messages(index)
+        yield _hit(replace(event, location=place), title, "one graph")
     if events:
         return
     for reason, count in index.trace.graph_breaks.items():
@@ -58,6 +73,23 @@ def _graph_breaks(index: TraceIndex) -> Iterator[Hit]:
             f"a compiled function is cut in two: {_first_line(reason)}",
             "one graph",
         )
+
+
+def _place_in_messages(index: TraceIndex) -> Location | None:
+    """The line of the program that the compiler's own warnings of a graph break name, if it is
+    one: what it counts has no places."""
+    files = {op.location.file for op in index.trace.ops if op.location is not None}
+    found: set[tuple[str, int]] = set()
+    for message in index.trace.messages:
+        places = _USER_CODE.findall(message.text) if "raph break" in message.text else []
+        if places:
+            file, line = places[-1]
+            shown = next((known for known in files if file.endswith(known)), file)
+            found.add((shown, int(line)))
+    if len(found) != 1:
+        return None
+    file, number = found.pop()
+    return Location(file=file, line=number)
 
 
 RULES = (

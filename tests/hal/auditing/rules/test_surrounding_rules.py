@@ -71,11 +71,28 @@ def test_what_was_to_be_compiled() -> None:
         CompileEvent(kind="eager", reason="TORCH_COMPILE_DISABLE\nmore", function="step"),
         CompileEvent(kind="recompile-limit", reason="limit of 8", function="f", location=line(4)),
         CompileEvent(kind="graph-break", reason="call of print", location=line(5)),
+        CompileEvent(
+            kind="eager", reason="x", location=line(1, file="lib/torch/_dynamo/convert_frame.py")
+        ),
     ]
     seen = trace(compile_events=events, fallbacks=["limit of 8"], graph_breaks={"x": 1})
     eager = findings(seen, "eager-instead-of-compiled")
     assert {f.location for f in eager} == {None, line(4)}
     assert only(seen, "graph-break").location == line(5)
+
+
+def test_a_graph_break_whose_place_only_a_message_has() -> None:
+    text = (
+        'Graph break from `Tensor.item()`\nfrom user code:\n  File "/home/model.py", line 9, in f'
+    )
+    seen = trace(
+        product(tensor(8, 8), tensor(8, 8)),
+        compile_events=[CompileEvent(kind="graph-break", reason="Tensor.item")],
+        messages=[Message(text=text, category="torch._dynamo.variables.tensor")],
+    )
+    place = only(seen, "graph-break").location
+    assert place is not None
+    assert (place.file, place.line) == ("model.py", 9)
 
 
 def test_what_was_to_be_compiled_without_places() -> None:
