@@ -6,7 +6,8 @@ each model keeps its meaning: two products are routed, and nothing is fused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,3 +136,28 @@ class ExpertsPlace:
         placed[order] = y
         summed = placed.view(len(hidden), top_k, -1).sum(dim=1)
         return summed.to(hidden.dtype)
+
+
+Arranged = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def arranger(module: torch.nn.Module) -> Callable[[Sequence[Any], Mapping[str, Any]], Arranged]:
+    """The three arguments of an experts module's forward, whatever it calls them."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:4]
+
+    def arrange(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arranged:
+        given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(names)]
+        return given[0], given[1], given[2]
+
+    return arrange
+
+
+def calling(
+    place: ExpertsPlace, arrange: Callable[[Sequence[Any], Mapping[str, Any]], Arranged]
+) -> Callable[..., Any]:
+    """A forward of the module that calls its place."""
+
+    def called(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return place.call(*arrange(args, kwargs))
+
+    return called

@@ -6,7 +6,6 @@ second one, routed and watched, must have the same results and nothing outside a
 
 from __future__ import annotations
 
-import inspect
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from hal.integrations.call_places import (
     ProductPlace,
     dtype_name,
 )
-from hal.integrations.expert_places import ExpertsPlace, is_experts
+from hal.integrations.expert_places import ExpertsPlace, arranger, calling, is_experts
 from hal.integrations.free_calls import CallMode
 from hal.integrations.kernel_marks import KernelMarks
 from hal.integrations.rehearsal import TOLERANCES, Step, largest_difference, run_steps
@@ -145,7 +144,7 @@ class Router:
         return call if mask is call.mask else replace(call, mask=mask)
 
     def _noting(self, module: torch.nn.Module, place: ExpertsPlace) -> Callable[..., Any]:
-        forward, arrange = type(module).forward, _arranger(module)
+        forward, arrange = type(module).forward, arranger(module)
 
         def noted(self_: Any, *args: Any, **kwargs: Any) -> Any:
             hidden, ids, _ = arrange(args, kwargs)
@@ -205,7 +204,7 @@ class Router:
         for module, own in self.book.own.items():
             self._undo.callback(swap_place(module, own))
         for module, experts in self._experts.items():
-            self._undo.callback(swap_forward(module, _calling(experts, _arranger(module))))
+            self._undo.callback(swap_forward(module, calling(experts, arranger(module))))
         mode = CallMode(self.book.route, self.marks.is_inside)
         for module in self.book.guarded:
             self._undo.callback(guard(module, mode))
@@ -318,29 +317,6 @@ def _request_of(call: AttentionCall) -> DenseAttentionRequest:
         has_sinks=call.sinks is not None,
         list_width=0 if call.lists is None else call.lists.shape[-1],
     )
-
-
-Arranged = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _arranger(module: torch.nn.Module) -> Callable[[Sequence[Any], Mapping[str, Any]], Arranged]:
-    """The three arguments of an experts module's forward, whatever it calls them."""
-    names = list(inspect.signature(type(module).forward).parameters)[1:4]
-
-    def arrange(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arranged:
-        given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(names)]
-        return given[0], given[1], given[2]
-
-    return arrange
-
-
-def _calling(
-    place: ExpertsPlace, arrange: Callable[[Sequence[Any], Mapping[str, Any]], Arranged]
-) -> Callable[..., Any]:
-    def called(module: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return place.call(*arrange(args, kwargs))
-
-    return called
 
 
 def _summary(model: Any) -> dict[str, Any]:
