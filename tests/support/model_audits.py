@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hal.auditing.audit_waivers import AuditWaivers
 from hal.auditing.document import AuditReport, Finding
 from hal.auditing.gates import GateClass
 from hal.candidates import Kernel, KernelCandidate
 from hal.device import DeviceSpec
 from hal.plugins.manager import load_backends
-from hal.waivers import WaiverBook
 from hal_engine.audit.report import audit_model
 from hal_engine.audit.running import AuditOptions
 from hal_engine.options import EngineOptions
@@ -36,7 +36,7 @@ class Auditor:
 
     folder: Path
     changed: dict[str, Change] = field(default_factory=dict)
-    waivers: WaiverBook = field(default_factory=WaiverBook)
+    waivers: AuditWaivers = field(default_factory=AuditWaivers)
     use: dict[str, str] = field(default_factory=dict)
 
     def run(self, audit: AuditOptions | None = None, **options: Any) -> AuditReport:
@@ -51,7 +51,7 @@ class Auditor:
             self.folder,
             EngineOptions(**{**OPTIONS, **options}),
             registry,
-            self.waivers,
+            self.waivers.planning_book(),
             self.use,
             must_run=True,
         )

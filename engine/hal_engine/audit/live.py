@@ -6,8 +6,8 @@ Off unless a sample rate is set: then nothing is wrapped, and a call costs what 
 from __future__ import annotations
 
 from hal.auditing.document import AuditReport
+from hal.auditing.surroundings import complete_report
 from hal.binding import BoundOps
-from hal.waivers import WaiverBook
 from hal_engine.audit.audited_runner import AuditedRunner
 from hal_engine.audit.inspecting import Inspector
 from hal_engine.audit.load import Load
@@ -22,13 +22,10 @@ from hal_engine.planning import PlannedModel
 class LiveAudit:
     """Gives the bound ops to build with, wraps the runner, and reports."""
 
-    def __init__(
-        self, planned: PlannedModel, every: int, waivers: WaiverBook | None = None
-    ) -> None:
+    def __init__(self, planned: PlannedModel, every: int) -> None:
         """every: the number of steps of which one is timed and one is watched, 2 or more."""
         self._planned = planned
         self._options = AuditOptions(mode="light", measure=False, every=every)
-        self._waivers = waivers or WaiverBook()
         self._inspector = Inspector()
         self._observer = CallObserver()
         self._step = StepMode(self._observer)
@@ -56,4 +53,4 @@ class LiveAudit:
             num_steps=0 if self._runner is None else self._runner.num_steps,
             is_live=True,
         )
-        return report_of(observed, self._waivers)
+        return complete_report(report_of(observed), device_type=self._planned.device.torch_device)

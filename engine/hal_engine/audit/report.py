@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from fnmatch import fnmatchcase
 
-from hal.auditing.document import AuditReport, Finding, Machine, Refusal, Verification, WaiverUse
-from hal.auditing.foreign_variables import foreign_variables, variable_findings
-from hal.auditing.refusals import mark_refusals, refusal_findings, refusals_since
+from hal.auditing.audit_waivers import AuditWaivers
+from hal.auditing.document import AuditReport, Finding, Machine, Verification
+from hal.auditing.refusals import mark_refusals, refusals_since
+from hal.auditing.surroundings import complete_report
 from hal.device import Confidence, DeviceSpec
 from hal.plugins.registry import BackendRegistry
-from hal.waivers import WaiverBook
 from hal_engine.audit import findings as found
 from hal_engine.audit.findings import SeenSite
+from hal_engine.audit.profiling import unseen_findings
 from hal_engine.audit.ranks import rank_findings
 from hal_engine.audit.rows import coverage_of, host_rows, outside_row, planned_row
 from hal_engine.audit.running import AuditOptions, Observed, observe_model
@@ -27,22 +27,24 @@ def audit_model(
     planned: PlannedModel,
     registry: BackendRegistry,
     options: AuditOptions | None = None,
-    waivers: WaiverBook | None = None,
+    waivers: AuditWaivers | None = None,
     order: WorkerOrder | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Loads the model, runs it, and reports. Raises what loading raises."""
     mark = mark_refusals()
     observed = observe_model(planned, registry, options or AuditOptions(), order, progress)
-    return report_of(observed, waivers or WaiverBook(), refusals_since(mark))
+    return complete_report(
+        report_of(observed),
+        device_type=observed.device.torch_device,
+        refusals=refusals_since(mark),
+        waivers=waivers,
+    )
 
 
-def report_of(
-    observed: Observed, waivers: WaiverBook, refusals: tuple[Refusal, ...] = ()
-) -> AuditReport:
-    """The report of a run. refusals: what halstack refused meanwhile."""
+def report_of(observed: Observed) -> AuditReport:
+    """The report of a run, without what lies around it."""
     planned, options = observed.planned, observed.options
-    variables = foreign_variables(device_type=observed.device.torch_device)
     counts = _counts(observed)
     sites = [
         SeenSite(
@@ -75,14 +77,7 @@ def report_of(
         time_us=round(all_us, 3),
         coverage=coverage,
         rows=tuple(rows),
-        findings=(
-            *_findings(observed, sites, counts, all_us),
-            *variable_findings(variables),
-            *refusal_findings(refusals),
-        ),
-        variables=variables,
-        refusals=refusals,
-        waivers=_waiver_uses(waivers, sites),
+        findings=tuple(_findings(observed, sites, counts, all_us)),
         verification=_verification(observed),
         processes=planned.options.tp,
         notes=tuple(_notes(observed, sites)),
@@ -91,7 +86,7 @@ def report_of(
 
 def _counts(observed: Observed) -> dict[int, int]:
     """Calls by the bound ops' counters, by id of the record: both are in the order of binding."""
-    counted = observed.ops.counts()
+    counted = observed.counts or observed.ops.counts()
     return {
         id(record): count.calls
         for record, count in zip(observed.observer.records, counted, strict=True)
@@ -124,7 +119,8 @@ def _findings(
         findings += found.never_exercised(sites, observed.load)
     if observed.options.mode == "full":
         findings += found.counter_findings(sites, counts)
-    findings += rank_findings(list(observed.ops.counts()), observed.worker_counts)
+    findings += rank_findings(observed.counts, observed.worker_counts)
+    findings += unseen_findings(observed.profiled, frozenset(observed.mode.product_names))
     return findings
 
 
@@ -138,23 +134,6 @@ def machine_of(device: DeviceSpec) -> Machine:
         peak_flops=dict(device.peak_flops),
         memory_bandwidth=device.memory_bandwidth,
         is_measured=evidence is not None and evidence.confidence is Confidence.MEASURED,
-    )
-
-
-def _waiver_uses(waivers: WaiverBook, sites: list[SeenSite]) -> tuple[WaiverUse, ...]:
-    """A plan that is made needs all waivers of its device: what is unused is another device's."""
-    calls: Counter[str] = Counter()
-    for seen in sites:
-        for waiver in waivers.waivers:
-            if waiver.describe() in (seen.record.planned.waiver or ""):
-                calls[waiver.describe()] += seen.row.calls
-    return tuple(
-        WaiverUse(
-            text=waiver.describe(),
-            state="used" if calls[waiver.describe()] else "unused",
-            calls=calls[waiver.describe()],
-        )
-        for waiver in waivers.waivers
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from hal_engine.audit.audited_runner import SAMPLE_EVERY, AuditedRunner, Mode
 from hal_engine.audit.inspecting import Inspector
 from hal_engine.audit.load import Load, given_load, synthetic_load
 from hal_engine.audit.observer import CallObserver
+from hal_engine.audit.profiling import profiled_products
 from hal_engine.audit.step_mode import StepMode
+from hal_engine.batch import ModelRunner
 from hal_engine.building import Progress, build_runner
 from hal_engine.engine_core import EngineCore
 from hal_engine.planning import PlannedModel
@@ -51,7 +54,9 @@ class Observed:
     observer: CallObserver
     mode: StepMode
     ops: BoundOps
+    counts: list[CallCount] = field(default_factory=list)  # at the end of the load
     worker_counts: list[list[CallCount]] = field(default_factory=list)  # of ranks 1 and above
+    profiled: Counter[str] = field(default_factory=Counter)  # see `profiled_products`
     inspector: Inspector
     num_steps: int = 0
     forward_ns: int = 0  # of timed forwards, wall
@@ -97,8 +102,11 @@ def observe_model(
     )
     try:
         run_load(observed, audited)
+        observed.counts = list(ops.counts())
         if isinstance(runner, TensorParallelRunner):
             observed.worker_counts = runner.worker_counts()
+        if options.mode == "full":
+            observed.profiled = _profile(observed, runner)
     finally:
         audited.close()
     return observed
@@ -124,8 +132,19 @@ def _measured(device: DeviceSpec, registry: BackendRegistry, options: AuditOptio
 
 def run_load(observed: Observed, runner: AuditedRunner) -> None:
     """Every wave to its end, in this thread."""
+    core = _core(observed, runner)
+    with torch.inference_mode():
+        for wave in observed.load.waves:
+            for request in wave:
+                _submit(core, request, observed.errors)
+            while core.has_work:
+                _step(core, observed)
+    observed.num_steps, observed.forward_ns = runner.num_steps, runner.forward_ns
+
+
+def _core(observed: Observed, runner: ModelRunner) -> EngineCore:
     options = observed.planned.options
-    core = EngineCore(
+    return EngineCore(
         runner,
         load_tokenizer(observed.planned.config),
         SchedulerConfig(
@@ -134,13 +153,13 @@ def run_load(observed: Observed, runner: AuditedRunner) -> None:
             prefix_reuse=options.prefix_reuse,
         ),
     )
+
+
+def _profile(observed: Observed, runner: ModelRunner) -> Counter[str]:
+    """The first request of the load again, without the modes, under torch's profiler."""
+    request = observed.load.waves[0][0]
     with torch.inference_mode():
-        for wave in observed.load.waves:
-            for request in wave:
-                _submit(core, request, observed.errors)
-            while core.has_work:
-                _step(core, observed)
-    observed.num_steps, observed.forward_ns = runner.num_steps, runner.forward_ns
+        return profiled_products(_core(observed, runner), request)
 
 
 def _submit(core: EngineCore, request: GenerationRequest, errors: list[str]) -> None:

@@ -56,6 +56,7 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.outside: dict[tuple[str, Location, bool], OutsideOp] = {}
         self.num_products = 0  # products and the like, inside and outside
+        self.product_names: set[str] = set()  # of them and of what they are made of
         self.in_forward = False
         self._observer = observer
         self._names: dict[Any, str] = {}
@@ -83,9 +84,11 @@ class StepMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if name is None:
             name = self._names[func] = func.name().partition(".")[0]
         outer = self._product
-        if outer is None and is_tracked(name):
-            self._product = name
-            self.num_products += 1
+        if is_tracked(name):
+            self.product_names.add(name)
+            if outer is None:
+                self._product = name
+                self.num_products += 1
         try:
             if func not in self._whole:
                 with self:

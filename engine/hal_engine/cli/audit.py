@@ -98,8 +98,8 @@ def audit(
         waivers=str(shared.selection_settings.waivers or ""),
         disabled_plugins=shared.plugin_settings.disable,
     )
-    report = audit_model(planned, registry, options, allowed.planning_book(), order)
-    raise typer.Exit(finish_audit(allowed.applied_to(report), outputs, classes))
+    report = audit_model(planned, registry, options, allowed, order)
+    raise typer.Exit(finish_audit(report, outputs, classes))
 
 
 def plan_audit(session: args.Session) -> tuple[PlannedModel, BackendRegistry, AuditWaivers]:

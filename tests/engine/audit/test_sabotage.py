@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def _reading(number: int, request: Any, kernel: Kernel) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def sabotaged(tiny_folder: Path) -> Iterator[AuditReport]:
+def sabotaged(tiny_folder: Path) -> AuditReport:
     execute = LocalRunner.execute
     matrix = torch.ones(4, 4)
 
@@ -113,7 +113,7 @@ def sabotaged(tiny_folder: Path) -> Iterator[AuditReport]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalRunner, "execute", escaping)
-        yield auditor.run()
+        return auditor.run()
 
 
 def test_a_wrapper_that_branches_by_head_dim(sabotaged: AuditReport) -> None:
@@ -149,3 +149,23 @@ def test_a_product_outside_every_bound_op(sabotaged: AuditReport) -> None:
     assert finding.location is not None
     assert Path(finding.location.file).name == Path(__file__).name
     assert sabotaged.coverage["outside"].flops >= 2 * 4**3 * finding.calls
+
+
+def test_a_product_on_a_thread_of_its_own(auditor: Auditor) -> None:
+    """The dispatch mode is of the thread that steps; the profiler sees the others'."""
+    matrix = torch.ones(4, 4)
+
+    def handing_over(number: int, request: Any, kernel: Kernel) -> Kernel:
+        def call(*args: Any) -> Any:
+            thread = threading.Thread(target=torch.mm, args=(matrix, matrix))
+            thread.start()
+            thread.join()
+            return kernel(*args)
+
+        return call if number == 1 else kernel
+
+    auditor.changed["cpu.rope.jit"] = handing_over
+    (finding,) = of_rule(auditor.run(), "unrouted")
+    assert finding.op == "aten::mm"
+    assert finding.location is None
+    assert "only torch's profiler" in finding.evidence[0].what
