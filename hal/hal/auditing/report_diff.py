@@ -1,7 +1,7 @@
 """What changed between two audit reports: other implementations, new and gone findings, variables.
 
-Observed times disperse, so the same implementation counts as slower or faster only from half as
-much again, and where it takes a percent of the time or more.
+Observed times disperse, so the same implementation counts as slower or faster only from a factor
+of two, and where it takes a percent of the time or more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hal.auditing.quantities import format_time
 from hal.auditing.summary import observed_time_us, op_label
 from hal.tiers import Tier
 
-NOISE: Final = 1.5
+NOISE: Final = 2.0
 MIN_SHARE: Final = 0.01
 _KINDS: Final[Mapping[GateClass, ChangeKind]] = {
     GateClass.LOST_FAST_PATH: ChangeKind.SLOWER,
@@ -29,6 +29,7 @@ _KINDS: Final[Mapping[GateClass, ChangeKind]] = {
     GateClass.ADVICE: ChangeKind.REASONS,
 }
 _Place = tuple[str, str, str, str]
+Totals = tuple[float | None, float | None]  # observed time of the old and the new report, in µs
 
 
 def diff_reports(old: AuditReport, new: AuditReport) -> Diff:
@@ -85,7 +86,7 @@ def _place(row: Row) -> _Place:
 
 def _row_changes(old: AuditReport, new: AuditReport) -> Iterator[Change]:
     before, after = _rows(old), _rows(new)
-    total = observed_time_us(new)
+    totals = observed_time_us(old), observed_time_us(new)
     for place in {**before, **after}:
         label, where = place[0], (place[1],) if place[1] else ()
         if place not in after:
@@ -97,7 +98,7 @@ def _row_changes(old: AuditReport, new: AuditReport) -> Iterator[Change]:
                 kind=ChangeKind.SITE_ADDED, what=label, new=_names(after[place]), where=where
             )
         else:
-            yield from _served_changes(label, where, before[place], after[place], total)
+            yield from _served_changes(label, where, before[place], after[place], totals)
 
 
 def _rows(report: AuditReport) -> dict[_Place, list[Row]]:
@@ -118,26 +119,29 @@ def _names(rows: Iterable[Row]) -> str:
 
 
 def _served_changes(
-    label: str, where: tuple[str, ...], old: list[Row], new: list[Row], total: float | None
+    label: str, where: tuple[str, ...], old: list[Row], new: list[Row], totals: Totals
 ) -> Iterator[Change]:
     one, other = _time_of_call(old), _time_of_call(new)
+    share = max(_share(rows, total) for rows, total in zip((old, new), totals, strict=True))
     is_same = {row.implementation for row in old} == {row.implementation for row in new}
     kind, detail = None, ""
     before, after = _worst_tier(old), _worst_tier(new)
     if before is not None and after is not None and before is not after:
         kind = ChangeKind.FASTER if after > before else ChangeKind.SLOWER
         detail = f"tier {before.label} → {after.label}"
-    elif one and other and not 1 / NOISE <= other / one <= NOISE:
-        share = sum(row.time_us or 0.0 for row in new) / total if total else 1.0
-        if share >= MIN_SHARE or other < one:
-            kind = ChangeKind.FASTER if other < one else ChangeKind.SLOWER
-            detail = f"observed {format_time(one)} → {format_time(other)} a call"
+    elif one and other and not 1 / NOISE <= other / one <= NOISE and share >= MIN_SHARE:
+        kind = ChangeKind.FASTER if other < one else ChangeKind.SLOWER
+        detail = f"observed {format_time(one)} → {format_time(other)} a call"
     if kind is None and not is_same:
         kind, detail = ChangeKind.IMPLEMENTATION, "nothing observed tells them apart"
     if kind is not None:
         yield Change(
             kind=kind, what=label, old=_names(old), new=_names(new), where=where, detail=detail
         )
+
+
+def _share(rows: list[Row], total: float | None) -> float:
+    return sum(row.time_us or 0.0 for row in rows) / total if total else 1.0
 
 
 def _time_of_call(rows: list[Row]) -> float | None:

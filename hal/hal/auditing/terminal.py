@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -21,10 +22,12 @@ from hal.auditing.quantities import (
     format_time,
     plural,
 )
-from hal.auditing.summary import coverage_shares, observed_time_us, row_groups, verdict
-from hal.cli.output import create_console
+from hal.auditing.summary import RowGroup, coverage_shares, observed_time_us, row_groups, verdict
+from hal.cli.output import MAX_COLUMNS, create_console
 
 MAX_ROWS: Final = 40
+MIN_SHARE: Final = 0.001
+"""Of the time: what takes less, outside bound ops, is counted only."""
 MAX_FINDINGS: Final = 25
 _MAX_EVIDENCE = 6
 TIER_STYLES: Final = {
@@ -85,29 +88,55 @@ def _print_rows(report: AuditReport, console: Console) -> None:
     if not groups:
         return
     total = observed_time_us(report)
-    table = _table(
-        "", "op", "implementation", numbers=("places", "calls", "time", "share", "bound")
-    )
-    for group in groups[:MAX_ROWS]:
-        calls = format_count(group.calls)
+    shown = [group for group in groups if not _is_small(group, total)][:MAX_ROWS]
+    is_wide = console.width >= MAX_COLUMNS
+    numbers = ("places", "calls", "time", "share", "bound")
+    op_width, name_width = (24, 29) if is_wide else (18, 20)
+    table = _table("", "op", "implementation", numbers=numbers if is_wide else numbers[1:])
+    for group in shown:
         share = None if group.time_us is None or not total else group.time_us / total
-        table.add_row(
-            Text(group.op),
-            Text.assemble(
-                group.implementation,
-                "" if group.tier == "unknown" else "  ",
-                ("" if group.tier == "unknown" else group.tier, TIER_STYLES.get(group.tier, "")),
-            ),
+        cells = (
             f"{group.places:,}",
-            Text(calls, style="yellow" if not group.calls else ""),
+            Text(format_count(group.calls), style="" if group.calls else "yellow"),
             format_time(group.time_us),
             format_share(share),
             format_share(group.achieved),
         )
+        table.add_row(
+            Text(_broken(group.op, op_width)),
+            _implementation(group, name_width),
+            *(cells if is_wide else cells[1:]),
+        )
     console.print(table)
-    _say_more(console, len(groups) - MAX_ROWS, "row")
+    _say_more(console, len(groups) - len(shown), "row")
     if any(group.achieved is not None for group in groups):
         console.print(Text("bound: roofline time over observed time", style="dim"))
+
+
+def _implementation(group: RowGroup, width: int) -> Text:
+    """Its name, with the tier beside it where there is room."""
+    name = _broken(group.implementation, width)
+    if group.tier == "unknown":
+        return Text(name)
+    has_room = len(name.splitlines()[-1]) + 2 + len(group.tier) <= width
+    style = TIER_STYLES.get(group.tier, "")
+    return Text.assemble(name, "  " if has_room else "\n", (group.tier, style))
+
+
+def _is_small(group: RowGroup, total: float | None) -> bool:
+    """An op outside every bound op that takes next to nothing of the time."""
+    is_other = group.tier in ("outside", "host", "unknown")
+    return is_other and bool(total) and (group.time_us or 0.0) < MIN_SHARE * (total or 0.0)
+
+
+def _broken(name: str, width: int) -> str:
+    """A name on lines of so many columns: it breaks behind a dot, a colon or an underscore."""
+    lines = [""]
+    for part in re.findall(r"[^._:]*[._:]+|[^._:]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _print_coverage(report: AuditReport, console: Console) -> None:

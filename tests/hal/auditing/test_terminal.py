@@ -104,7 +104,7 @@ def test_colour_is_for_terminals() -> None:
 
 def test_long_lists_end_with_how_many_more() -> None:
     rows = tuple(
-        Row(op=f"op{n}", implementation=f"i{n}", calls=1, time_us=1.0) for n in range(MAX_ROWS + 5)
+        Row(op=f"op{n}", implementation=f"i{n}", calls=1, time_us=10.0) for n in range(MAX_ROWS + 5)
     )
     findings = tuple(finding(rule=f"r{n}") for n in range(MAX_FINDINGS + 7))
     out = console(100)
@@ -129,3 +129,18 @@ def test_quantities_read_well() -> None:
         "0 B", "1,023 B", "2.0 KiB", "3.0 GiB",
     ]  # fmt: skip
     assert (plural(1, "call"), plural(1204, "call")) == ("1 call", "1,204 calls")
+
+
+def test_what_takes_next_to_nothing_outside_bound_ops_is_counted_only() -> None:
+    rows = (
+        Row(op="gemm", implementation="acme.gemm", tier="native", calls=1, time_us=0.1),
+        Row(op="aten::view", implementation="aten::view", tier="outside", calls=1, time_us=0.1),
+        Row(op="aten::cat", implementation="aten::cat", tier="outside", calls=1, time_us=900.0),
+    )
+    out = console(100)
+    print_report(report(rows=rows, time_us=1000.0), frozenset(), out)
+    text = printed(out)
+    assert "acme.gemm" in text
+    assert "aten::cat" in text
+    assert "aten::view" not in text
+    assert "… and 1 more row: see --json" in text
