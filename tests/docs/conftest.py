@@ -30,8 +30,10 @@ def generator() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="session")
 def command_environment() -> dict[str, str]:
-    """What a reader has: the environment's commands first on the path, 100 columns, no HAL_*."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HAL_")}
+    """What a reader has: the environment's commands first on the path, 100 columns, no HAL_*, and
+    nothing of the tests' own (tests/conftest.py)."""
+    ours = ("HAL_", "TRITON_INTERPRET")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return kept | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
 
