@@ -14,6 +14,10 @@ import yaml
 from audit_ci import EXAMPLE, REMOVED, Checkout, green_and_red, steps, use_as_base, without_figures
 
 
+# Five processes that load a model or plan it, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(1800)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkout, Checkout, dict[str, int]]:
     """Both trees after the steps of the workflow, and the steps' exit codes."""
