@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from types import FrameType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -176,6 +177,7 @@ class Observer:
         self._local = threading.local()
         self._infos: dict[Any, OpInfo] = {}
         self._seen_calls: dict[int, None] = {}
+        self._paths: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
     def sums(self) -> ThreadSums:
         """The sums of the calling thread."""
@@ -240,7 +242,8 @@ class Observer:
             entry = self._new_entry(
                 sums, key, info, before, outputs, (stack, region, function), args, kwargs, result
             )
-            self._announce_module(frame)
+            if function is None:  # else its function's entry has said so
+                self._announce_module(frame)
         entry.calls += 1
         entry.time_ns += self_ns
         if before.identity is not None and self._is_repeat(before.identity):
@@ -434,9 +437,17 @@ class Observer:
         if not modules:
             return ""
         self._announce(modules[-1])
-        name = next((n for n, m in modules[-1].named_modules() if m is modules[0]), "")
+        name = self._path_of(modules[0], modules[-1])
         kind = type(modules[0]).__name__
         return f"{name} ({kind})" if name else kind
+
+    def _path_of(self, module: Any, root: Any) -> str:
+        """Dotted path of a module in the outermost one."""
+        known = self._paths.get(root)
+        if known is None or id(module) not in known:
+            known = {id(part): name for name, part in root.named_modules()}
+            self._paths[root] = known
+        return known.get(id(module), "")
 
     def _announce_module(self, frame: FrameType | None) -> None:
         modules = self.frames.modules(frame)

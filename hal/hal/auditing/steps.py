@@ -1,7 +1,7 @@
 """Steps of a program: calls of its outermost nn.Modules; and which steps the light mode observes.
 
-Modules are counted by their class's `__call__`, set when the first op within one was seen. Hooks
-would be slower in every module, and dynamo would trace into them. The light mode observes whole
+Modules are counted by the calls of their class, wrapped when the first op within one was seen.
+Hooks would be slower in every module, and dynamo would trace into them. The light mode observes whole
 cycles, from one call of an outermost module to the next call of it, so that what a program does
 between two steps is seen too; a cycle is observed while observing has taken less than a fixed
 share of the time.
@@ -19,6 +19,8 @@ import torch
 LIGHT_SHARE: Final = 0.02
 """What observing may add to the running time in light mode."""
 _FIRST_CYCLES: Final = 2
+_CALLS: Final = ("__call__", "_call_impl")
+"""Both: a program may have taken the bound `__call__` before, which looks `_call_impl` up."""
 _set_eval_frame: Final = torch._C._dynamo.eval_frame.set_eval_frame
 _UNSEEN: Final = 1.6
 """Observing takes so much more than the observer can measure of itself: torch calls it."""
@@ -52,7 +54,7 @@ class StepWatch:
         self._spent_ns = spent_ns
         self._is_light = is_light
         self._local = threading.local()
-        self._classes: dict[type, tuple[bool, Any]] = {}
+        self._classes: dict[type, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self.num_calls: dict[int, int] = {}
         self.num_cycles = 0
@@ -69,8 +71,9 @@ class StepWatch:
         with self._lock:
             if kind in self._classes:
                 return
-            self._classes[kind] = ("__call__" in vars(kind), kind.__call__)
-            kind.__call__ = self._counting(kind.__call__)
+            self._classes[kind] = {name: vars(kind).get(name) for name in _CALLS}
+            for name in _CALLS:
+                setattr(kind, name, self._counting(getattr(kind, name)))
         self._begin(module)  # the call that is running
 
     def forget(self) -> None:
@@ -80,11 +83,12 @@ class StepWatch:
 
     def restore(self) -> None:
         """The classes as they were."""
-        for kind, (is_own, original) in self._classes.items():
-            if is_own:
-                kind.__call__ = original  # type: ignore[assignment]
-            else:
-                del kind.__call__
+        for kind, own in self._classes.items():
+            for name, original in own.items():
+                if original is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, original)
         self._classes.clear()
 
     def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ def test_every_way_of_having_children() -> None:
         killed.start()
         killed.join()
     trace = report.trace
-    assert calls_of(trace)["mm"] == 2 * (2 + 3 + 3 + 5) + 7
+    assert calls_of(trace)["mm"] == 2 * (2 + 3 + 3 + 5) + 7, report.result.notes
     assert trace.processes == report.result.processes == 5
     assert {op.rank for op in trace.ops} == {0, 3}
     for op in trace.ops:
