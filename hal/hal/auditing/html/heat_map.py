@@ -7,7 +7,7 @@ are op families and rows source lines, those that take most time first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -18,6 +18,7 @@ from hal.auditing.html.places import place_of, short_site, site_pattern, tokens_
 from hal.auditing.html.quantities import count, duration, share
 from hal.auditing.html.shown_text import tooltip
 from hal.auditing.html.tier_marks import TierMark, row_mark
+from hal.auditing.quantities import plural
 
 MAX_LINES: Final = 60
 """Rows of a program's map; the table has all of them."""
@@ -83,7 +84,11 @@ def heat_map(report: AuditReport, whole_us: float | None) -> HeatMap | None:
 def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
     layers = sorted({row.layer for row in rows if row.layer is not None})
     phases: dict[str, dict[tuple[str, bool], list[Row]]] = {}
+    outside: dict[str, list[Row]] = {}
     for row in rows:
+        if not row.site and row.layer is None:
+            outside.setdefault(row_mark(row).name, []).append(row)
+            continue
         key = (site_pattern(row.site, row.layer) or row.op, row.layer is not None)
         phases.setdefault(row.phase, {}).setdefault(key, []).append(row)
     bands = []
@@ -92,7 +97,11 @@ def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
             _layer_line(found, layers if has_layers else [], len(layers), whole_us)
             for (_, has_layers), found in lines.items()
         )
-        bands.append(Band(phase if len(phases) > 1 or phase != "any" else "", drawn))
+        heading = "any phase" if phase == "any" else phase
+        bands.append(Band(heading if len(phases) > 1 or phase != "any" else "", drawn))
+    if outside:
+        drawn = tuple(_outside_line(found, len(layers), whole_us) for found in outside.values())
+        bands.append(Band("outside call sites", drawn))
     return HeatMap("layer", tuple(map(str, layers)), tuple(bands), is_dense=True)
 
 
@@ -114,6 +123,22 @@ def _layer_line(
         for column, layer in enumerate(layers)
     )
     return Line(label, detail, site, cells)
+
+
+def _outside_line(rows: Sequence[Row], num_columns: int, whole_us: float | None) -> Line:
+    """What belongs to no call site, of one tier: one line, or such ops would bury the model."""
+    mark = row_mark(rows[0])
+    cell = _cell(0, num_columns, rows, whole_us, is_word=True, has_share=True)
+    ordered = sorted(rows, key=lambda row: -(row.time_us or 0.0))
+    places = [f"{place_of(row)} {row.op}, {duration(row.time_us)}" for row in ordered[:8]]
+    more = [f"and {count(len(rows) - 8)} more"] if len(rows) > 8 else []
+    cell = replace(cell, filter=mark.name, title=tooltip([f"{mark.name}:", *places, *more]))
+    return Line(
+        plural(len({row.op for row in rows}), "op"),
+        _names(row.op for row in ordered),
+        "",
+        (cell,),
+    )
 
 
 def _by_line(rows: Sequence[Row], whole_us: float | None) -> HeatMap:

@@ -255,7 +255,7 @@ def ground(page: Page) -> str:
 def test_themes_follow_the_system_and_the_button(browser: Browser, files: dict[str, str]) -> None:
     light, dark = PALETTE["page"].light, PALETTE["page"].dark
     for is_dark, system in ((False, light), (True, dark)):
-        page = browser.open_page(files["model"], is_dark=is_dark)
+        page = browser.open_page(files["empty"], is_dark=is_dark)
         seen = []
         for _ in range(4):
             seen.append(ground(page))

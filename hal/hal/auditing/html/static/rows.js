@@ -131,7 +131,7 @@ const halRows = (() => {
     if (!parts.form) return;
     parts.form.reset();
     setTimeout(() => {
-      parts.text.value = `"${text}"`;
+      parts.text.value = rows.some((row) => row.place === text) ? `"${text}"` : text;
       update();
       document.getElementById("rows").scrollIntoView();
       if (!matchMedia("(pointer: coarse)").matches) parts.text.focus({ preventScroll: true }); // no keyboard jumps up
