@@ -15,47 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hal.auditing.op_classes import is_tracked as is_tracked
 from hal.candidates import Kernel
-
-# Dispatcher names (namespace::name, without overload) of matrix products, attention, collectives.
-_PRODUCTS = (
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "mv",
-    "dot",
-    "vdot",
-    "linear",
-    "matmul",
-    "einsum",
-    "_int_mm",
-    "_scaled_mm",
-    "_grouped_mm",
-    "_scaled_grouped_mm",
-    "_weight_int8pack_mm",
-    "_weight_int4pack_mm",
-    "_weight_int4pack_mm_for_cpu",
-    "_dyn_quant_matmul_4bit",
-    "mkldnn_linear",
-    "convolution",
-    "_trilinear",
-    "_cdist_forward",
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_fused_attention_overrideable",
-    "_flash_attention_forward",
-    "_efficient_attention_forward",
-    "embedding",
-)
-TRACKED_OPS = frozenset(f"aten::{name}" for name in _PRODUCTS)
-TRACKED_NAMESPACES = frozenset({"c10d", "mkldnn", "mkl", "onednn", "quantized", "_quantized"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +73,6 @@ class DispatchSpy(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         with self:
             result = func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
-
-
-def is_tracked(name: str) -> bool:
-    """Whether an op is a matrix product, attention, a gather of embeddings or a collective."""
-    return name in TRACKED_OPS or name.partition("::")[0] in TRACKED_NAMESPACES
 
 
 def _location() -> str:

@@ -1,9 +1,9 @@
 """Steps of a program: calls of its outermost nn.Modules; and which steps the light mode observes.
 
 Modules are counted by the calls of their class, wrapped when the first op within one was seen.
-Hooks would be slower in every module, and dynamo would trace into them. The light mode observes whole
-cycles, from one call of an outermost module to the next call of it, so that what a program does
-between two steps is seen too; a cycle is observed while observing has taken less than a fixed
+Hooks would be slower in every module, and dynamo would trace into them. The light mode observes
+whole cycles, from one call of an outermost module to the next call of it, so that what a program
+does between two steps is seen too; a cycle is observed while observing has taken less than a fixed
 share of the time.
 """
 
