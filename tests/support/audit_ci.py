@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from hal.auditing.foreign_variables import locked_environment
 from tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,7 +55,8 @@ class Checkout:
 
     def run(self, script: str) -> int:
         """Runs a script as a runner's `shell: bash` does; the exit status."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HAL_")}
+        deciding = locked_environment()  # HAL_* and those of others
+        clean = {k: v for k, v in os.environ.items() if k not in deciding}
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
             cwd=self.folder,

@@ -13,7 +13,6 @@ import yaml
 
 from audit_ci import EXAMPLE, REMOVED, Checkout, green_and_red, steps, use_as_base, without_figures
 
-
 # Five processes that load a model or plan it, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(1800)
 
