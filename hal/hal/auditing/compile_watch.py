@@ -19,6 +19,8 @@ _USER_CODE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)(, in
 _GAVE_UP: Final = re.compile(r"recompile_limit|cache_size_limit|recompilation limit", re.IGNORECASE)
 _SUPPRESSED: Final = ("WON'T CONVERT", "suppress_errors")
 _MAX_REASON: Final = 400
+# Dynamo sometimes looks at the observer's own handler, and counts what it cannot trace there.
+_OUR_BREAKS: Final = ("`time.perf_counter_ns", "`torch._C._dynamo.eval_frame.set_eval_frame")
 
 
 class CompileWatch:
@@ -48,6 +50,8 @@ class CompileWatch:
             return
         breaks = Counter(module.counters["graph_break"]) - self._breaks
         for reason, calls in breaks.items():
+            if any(name in reason for name in _OUR_BREAKS):
+                continue
             short = _short(reason)
             trace.graph_breaks[short] = trace.graph_breaks.get(short, 0) + calls
             trace.compile_events.append(
