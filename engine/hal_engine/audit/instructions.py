@@ -139,7 +139,7 @@ def _is_readable(start: int, length: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _disassemble(memory: bytes, tool: str) -> tuple[str, ...] | str:
-    with tempfile.NamedTemporaryFile(prefix="halstack-code-") as file:
+    with tempfile.NamedTemporaryFile(prefix="hal-code-") as file:
         file.write(memory)
         file.flush()
         if Path(tool).name == "objdump":
