@@ -47,7 +47,8 @@ def _events(index: TraceIndex) -> list[CompileEvent]:
 def _eager(index: TraceIndex) -> Iterator[Hit]:
     events = [event for event in _events(index) if event.kind != "graph-break"]
     for event in events:
-        why = "compiled again too often" if event.kind == "recompile-limit" else "not compiled"
+        is_limit = event.kind == "recompile-limit"
+        why = "compiled again too often" if is_limit else _first_line(event.reason)
         title = f"{event.function or 'a function'} was to be compiled and ran as Python: {why}"
         yield _hit(event, title, "compiled code")
     # Fallbacks are the same without places.
