@@ -16,11 +16,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hal.auditing.document import Location
-from hal.auditing.observer_facts import ArgumentFacts, FactKey, FactReader
+from hal.auditing.observer_facts import ArgumentFacts, FactReader
 from hal.auditing.observer_frames import FrameReader, Stack
 from hal.auditing.observer_ops import OpInfo
-from hal.auditing.observer_settings import Settings, SettingsReader
+from hal.auditing.observer_settings import SettingsReader
 from hal.auditing.observer_storages import StorageFacts, Storages
+from hal.auditing.observer_sums import FunctionEntry, FunctionFrame, OpEntry, ThreadSums
 from hal.auditing.observer_work import bytes_of, flops_of
 from hal.auditing.op_classes import FUSED_ATTENTION
 from hal.auditing.trace import Region
@@ -30,134 +31,6 @@ _MAX_ENTRIES: Final = 50_000
 _MAX_TROUBLES: Final = 20
 _MAX_ERRORS: Final = 500
 _MAX_TEXT: Final = 500
-_OPEN: Final = frozenset({"backward", "grad"})
-
-
-class FunctionEntry:
-    """All calls of a torch function with equal arguments from one place."""
-
-    __slots__ = ("arguments", "calls", "leaves", "module", "name", "settings", "stack", "time_ns")
-
-    def __init__(self, name: str, arguments: Any, stack: Stack, settings: Any, module: str) -> None:
-        self.name = name
-        self.arguments = arguments
-        self.stack = stack
-        self.settings = settings
-        self.module = module
-        self.leaves: Counter[str] = Counter()
-        self.calls = 0
-        self.time_ns = 0
-
-
-class OpEntry:
-    """All calls of an op with equal arguments from one place, within one function call."""
-
-    __slots__ = (
-        "bytes",
-        "calls",
-        "flops",
-        "function",
-        "inputs",
-        "name",
-        "op_class",
-        "outputs",
-        "region",
-        "repeats",
-        "shared_inputs",
-        "stack",
-        "time_ns",
-        "values",
-    )
-
-    def __init__(
-        self,
-        info: OpInfo,
-        inputs: tuple[FactKey, ...],
-        outputs: tuple[FactKey, ...],
-        values: tuple[tuple[str, Any], ...],
-        stack: Stack,
-        region: Region,
-        function: FunctionEntry | None,
-    ) -> None:
-        self.name = info.name
-        self.op_class = info.op_class
-        self.inputs = inputs
-        self.outputs = outputs
-        self.values = values
-        self.stack = stack
-        self.region = region
-        self.function = function
-        self.calls = 0
-        self.time_ns = 0
-        self.flops = 0.0
-        self.bytes = 0.0
-        self.repeats = 0
-        self.shared_inputs = 0
-
-
-class FunctionFrame:
-    """A torch function that is running. is_open: code of the program may run within it, so that its
-    ops are not all from one place."""
-
-    __slots__ = (
-        "args",
-        "children_ns",
-        "entry",
-        "func",
-        "is_open",
-        "kwargs",
-        "num_fused",
-        "num_ops",
-        "settings",
-        "stack",
-    )
-
-    def __init__(self, func: Any, args: Any, kwargs: Any, settings: Settings) -> None:
-        self.settings = settings
-        self.is_open = getattr(func, "__name__", "") in _OPEN
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.entry: FunctionEntry | None = None
-        self.stack: tuple[Stack, Region] | None = None
-        self.children_ns = 0
-        self.num_fused = 0
-        self.num_ops = 0
-
-
-class ThreadSums:
-    """What one thread did. inner_ns: time of nested ops within the op that runs, with what
-    observing them took. overhead_ns: what observing took in all. is_busy: the observer itself calls
-    torch, which nobody counts."""
-
-    __slots__ = (
-        "frames",
-        "functions",
-        "inner_ns",
-        "is_busy",
-        "is_inside_dynamo",
-        "last_error",
-        "last_storage",
-        "name",
-        "num_calls",
-        "ops",
-        "overhead_ns",
-        "script_depth",
-    )
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ops: dict[Any, OpEntry] = {}
-        self.functions: dict[Any, FunctionEntry] = {}
-        self.frames: list[FunctionFrame] = []
-        self.last_storage: dict[Any, int] = {}
-        self.inner_ns = 0
-        self.overhead_ns = 0
-        self.num_calls = 0
-        self.script_depth = 0
-        self.is_busy = False
-        self.is_inside_dynamo = False
-        self.last_error = 0
 
 
 class Observer:
@@ -225,6 +98,7 @@ class Observer:
     ) -> None:
         """Counts one call that returned."""
         sums.num_calls += 1
+        sums.last_error = 0
         outer = sums.frames[-1] if sums.frames else None
         stack, region = self._place(outer, frame)
         if sums.script_depth:
@@ -257,6 +131,7 @@ class Observer:
 
     def enter(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any) -> FunctionFrame:
         """A torch function of the program begins."""
+        sums.last_error = 0  # an error of before is over, and its id may be used again
         # Read now: autocast is off within the function, whose arguments it has cast.
         frame = FunctionFrame(func, args, kwargs, self.settings.current())
         sums.frames.append(frame)
@@ -398,8 +273,9 @@ class Observer:
                 is_gather=info.is_gather,
                 num_inputs=len(before.tensors),
             )
-        if info.is_collective and self.rank is None:
-            self.rank = _rank()
+        if info.is_collective:
+            self.rank = _rank() if self.rank is None else self.rank
+            entry.values = (*entry.values, ("backend", _backend()))
         sums.ops[key] = entry
         return entry
 
@@ -460,7 +336,18 @@ class Observer:
 
 
 def _rank() -> int | None:
+    distributed = _group()
+    return None if distributed is None else int(distributed.get_rank())
+
+
+def _backend() -> str:
+    """Of the default process group."""
+    distributed = _group()
+    return "" if distributed is None else str(distributed.get_backend())
+
+
+def _group() -> Any:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return None
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed

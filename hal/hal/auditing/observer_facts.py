@@ -54,6 +54,7 @@ _METADATA: Final = frozenset(
     | {"is_neg", "is_set_to", "register_hook", "requires_grad_", "is_same_size", "is_tensor"}
     | {"broadcast_shapes", "result_type", "can_cast", "promote_types", "class_getitem", "repr"}
     | {"format", "reduce_ex", "deepcopy", "dir", "is_nonzero", "is_shared", "delattr"}
+    | {"device", "Generator", "Stream", "Event"}
 )
 _DUNDERS: Final = {"rmatmul": "matmul", "iadd": "add", "radd": "add", "rmul": "mul", "imul": "mul"}
 
@@ -133,12 +134,10 @@ class FactReader:
             facts.tensors.append(value)
             if written is not None:
                 written.append(value)
-        elif isinstance(value, list | tuple) and any(isinstance(x, torch.Tensor) for x in value):
-            for part in value:
-                if isinstance(part, torch.Tensor):
-                    facts.tensors.append(part)
-                    if written is not None:
-                        written.append(part)
+        elif isinstance(value, list | tuple) and (parts := self.tensors_of(value)):
+            facts.tensors += parts
+            if written is not None:
+                written += parts
         elif value is not None:
             values.append((name, plain(value)))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hal.auditing.observer import FunctionEntry, Observer, OpEntry, ThreadSums
+from hal.auditing.observer import Observer
 from hal.auditing.observer_facts import tensor_fact
+from hal.auditing.observer_sums import FunctionEntry, OpEntry, ThreadSums
 from hal.auditing.trace import FunctionCall, ObservedOp, SwallowedError, Trace
 
 

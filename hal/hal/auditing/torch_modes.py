@@ -20,8 +20,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hal.auditing.observer import FunctionFrame, Observer, ThreadSums
+from hal.auditing.observer import Observer
 from hal.auditing.observer_ops import OpInfo
+from hal.auditing.observer_sums import FunctionFrame, ThreadSums
 
 _C: Final = torch._C
 _redispatch: Final = getattr(torch.overrides, "redispatch_function", None)

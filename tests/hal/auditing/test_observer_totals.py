@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +94,26 @@ def test_every_way_of_having_children() -> None:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _reduce(rank: int, file: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=2
+    )
+    for _ in range(3):
+        torch.distributed.all_reduce(torch.ones(4))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_a_process_group(tmp_path: Path) -> None:
+    with hal.audit() as report:
+        torch.multiprocessing.spawn(_reduce, args=(str(tmp_path / "meeting"),), nprocs=2)
+    reductions = [op for op in report.trace.ops if op.op_class == "collective"]
+    assert {(op.rank, op.calls, op.values["backend"]) for op in reductions} == {
+        (0, 3, "gloo"),
+        (1, 3, "gloo"),
+    }
+    assert {op.function for op in reductions} == {"all_reduce"}
 
 
 def test_sitecustomize_of_the_environment_still_runs(tmp_path: Path) -> None:

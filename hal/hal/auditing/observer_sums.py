@@ -1,0 +1,141 @@
+"""What an audit sums: per op, per torch function, per thread. Plain records, without a lock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from hal.auditing.observer_facts import FactKey
+from hal.auditing.observer_frames import Stack
+from hal.auditing.observer_ops import OpInfo
+from hal.auditing.observer_settings import Settings
+from hal.auditing.trace import Region
+
+_OPEN: Final = frozenset({"backward", "grad"})
+
+
+class FunctionEntry:
+    """All calls of a torch function with equal arguments from one place."""
+
+    __slots__ = ("arguments", "calls", "leaves", "module", "name", "settings", "stack", "time_ns")
+
+    def __init__(self, name: str, arguments: Any, stack: Stack, settings: Any, module: str) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.stack = stack
+        self.settings = settings
+        self.module = module
+        self.leaves: Counter[str] = Counter()
+        self.calls = 0
+        self.time_ns = 0
+
+
+class OpEntry:
+    """All calls of an op with equal arguments from one place, within one function call."""
+
+    __slots__ = (
+        "bytes",
+        "calls",
+        "flops",
+        "function",
+        "inputs",
+        "name",
+        "op_class",
+        "outputs",
+        "region",
+        "repeats",
+        "shared_inputs",
+        "stack",
+        "time_ns",
+        "values",
+    )
+
+    def __init__(
+        self,
+        info: OpInfo,
+        inputs: tuple[FactKey, ...],
+        outputs: tuple[FactKey, ...],
+        values: tuple[tuple[str, Any], ...],
+        stack: Stack,
+        region: Region,
+        function: FunctionEntry | None,
+    ) -> None:
+        self.name = info.name
+        self.op_class = info.op_class
+        self.inputs = inputs
+        self.outputs = outputs
+        self.values = values
+        self.stack = stack
+        self.region = region
+        self.function = function
+        self.calls = 0
+        self.time_ns = 0
+        self.flops = 0.0
+        self.bytes = 0.0
+        self.repeats = 0
+        self.shared_inputs = 0
+
+
+class FunctionFrame:
+    """A torch function that is running. is_open: code of the program may run within it, so that its
+    ops are not all from one place."""
+
+    __slots__ = (
+        "args",
+        "children_ns",
+        "entry",
+        "func",
+        "is_open",
+        "kwargs",
+        "num_fused",
+        "num_ops",
+        "settings",
+        "stack",
+    )
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, settings: Settings) -> None:
+        self.settings = settings
+        self.is_open = getattr(func, "__name__", "") in _OPEN
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.entry: FunctionEntry | None = None
+        self.stack: tuple[Stack, Region] | None = None
+        self.children_ns = 0
+        self.num_fused = 0
+        self.num_ops = 0
+
+
+class ThreadSums:
+    """What one thread did. inner_ns: time of nested ops within the op that runs, with what
+    observing them took. overhead_ns: what observing took in all. is_busy: the observer itself calls
+    torch, which nobody counts."""
+
+    __slots__ = (
+        "frames",
+        "functions",
+        "inner_ns",
+        "is_busy",
+        "is_inside_dynamo",
+        "last_error",
+        "last_storage",
+        "name",
+        "num_calls",
+        "ops",
+        "overhead_ns",
+        "script_depth",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ops: dict[Any, OpEntry] = {}
+        self.functions: dict[Any, FunctionEntry] = {}
+        self.frames: list[FunctionFrame] = []
+        self.last_storage: dict[Any, int] = {}
+        self.inner_ns = 0
+        self.overhead_ns = 0
+        self.num_calls = 0
+        self.script_depth = 0
+        self.is_busy = False
+        self.is_inside_dynamo = False
+        self.last_error = 0
