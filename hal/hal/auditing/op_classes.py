@@ -172,6 +172,14 @@ def _by_words(text: str) -> OpClass:
     return "other"
 
 
+# Looked into by who tracks: what they are made of is what ran.
+_MADE_OF_TRACKED: Final = frozenset(
+    f"aten::{name}"
+    for name in (
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _convolution "
+        "lstm gru rnn_tanh rnn_relu"
+    ).split()
+)
 _TRACKED_CLASSES = ("attention", "gemm", "convolution", "collective", "embedding")
 
 
@@ -180,4 +188,4 @@ def is_tracked(name: str) -> bool:
     namespace = name.partition("::")[0]
     if namespace in COLLECTIVE_NAMESPACES or namespace in LIBRARY_NAMESPACES:
         return True
-    return OP_CLASSES.get(name) in _TRACKED_CLASSES
+    return OP_CLASSES.get(name) in _TRACKED_CLASSES and name not in _MADE_OF_TRACKED
