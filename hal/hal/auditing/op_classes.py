@@ -173,13 +173,11 @@ def _by_words(text: str) -> OpClass:
 
 
 # Looked into by who tracks: what they are made of is what ran.
-_MADE_OF_TRACKED: Final = frozenset(
-    f"aten::{name}"
-    for name in (
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _convolution "
-        "lstm gru rnn_tanh rnn_relu"
-    ).split()
+_COMPOSITES = (
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _convolution "
+    "lstm gru rnn_tanh rnn_relu"
 )
+_MADE_OF_TRACKED: Final = frozenset(f"aten::{name}" for name in _COMPOSITES.split())
 _TRACKED_CLASSES = ("attention", "gemm", "convolution", "collective", "embedding")
 
 
