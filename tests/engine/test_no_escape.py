@@ -218,7 +218,7 @@ ESCAPES: dict[str, tuple[str, Callable[[], Any]]] = {
     "linear": ("aten::linear", lambda: functional.linear(_A, _A, torch.ones(8))),
     "einsum": ("aten::einsum", lambda: torch.einsum("ij,jk->ik", _A, _A)),
     "mm-inside-tensordot": ("aten::mm", lambda: torch.tensordot(_A, _A, 1)),
-    "convolution": ("aten::conv1d", lambda: functional.conv1d(_A, _A[:, :, None])),
+    "convolution": ("aten::convolution", lambda: functional.conv1d(_A, _A[:, :, None])),
     "attention": (
         "aten::scaled_dot_product_attention",
         lambda: functional.scaled_dot_product_attention(_A[None], _A[None], _A[None]),
