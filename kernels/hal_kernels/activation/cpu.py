@@ -11,6 +11,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import rows_to_read
 from hal_kernels.cpu_simd import (
     LANES,
     element_kind,
@@ -65,6 +66,7 @@ def bind_gated_activation(
     grain = max(1, _GRAIN_ELEMENTS // width)
 
     def gated_activation(x: torch.Tensor) -> torch.Tensor:
+        x = rows_to_read("gated activation", x, 2 * width, dtype)
         tokens = x.shape[0]
         y = torch.empty(tokens, width, dtype=dtype)
         launch(tokens, grain, x.data_ptr(), x.stride(0), y.data_ptr())

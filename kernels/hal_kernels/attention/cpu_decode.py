@@ -32,6 +32,7 @@ from hal_kernels.cpu_intrinsics import (
     stack_bytes,
 )
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import dense_in_place, rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -110,6 +111,7 @@ def bind_attention_decode(
     partial_floats = num_kv_heads * group * (head_dim + LANES)
     window_splits = (window + SPLIT_KEYS - 2) // SPLIT_KEYS + 1 if window else 0
     out_features = num_heads * head_dim
+    cache_dtype = kv_dtype or dtype
     partials = torch.empty(0, dtype=torch.float32)
     arrivals = torch.zeros(0, dtype=torch.int64)
 
@@ -117,6 +119,9 @@ def bind_attention_decode(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
         nonlocal partials, arrivals
+        q = rows_to_read("q of attention", q, out_features, dtype)
+        dense_in_place("k cache", k_cache, cache_dtype)
+        dense_in_place("v cache", v_cache, cache_dtype)
         batch = q.shape[0]
         out = torch.empty(batch, out_features, dtype=dtype)
         num_splits = (meta.max_seq_len + SPLIT_KEYS - 1) // SPLIT_KEYS
@@ -128,7 +133,8 @@ def bind_attention_decode(
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int64)
         num_items = batch * num_kv_heads * num_splits
         is_small = batch * meta.max_seq_len * num_heads < _PARALLEL_PAIRS
-        block_table = meta.block_table
+        seq_lens = vector_to_read("seq_lens", meta.seq_lens, torch.int32)
+        block_table = vector_to_read("block_table", meta.block_table, torch.int32)
         launch(
             num_items,
             num_items if is_small else 1,
@@ -137,7 +143,7 @@ def bind_attention_decode(
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             out.data_ptr(),
-            meta.seq_lens.data_ptr(),
+            seq_lens.data_ptr(),
             block_table.data_ptr(),
             block_table.stride(0),
             partials.data_ptr(),

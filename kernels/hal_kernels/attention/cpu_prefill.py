@@ -31,6 +31,7 @@ from hal_kernels.cpu_intrinsics import (
     stack_bytes,
 )
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import dense_in_place, rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -102,12 +103,18 @@ def bind_attention_prefill(
     sink_logits = 0 if sinks is None else sinks.detach().to(torch.float32).contiguous()
     launch = bind_worker(compiled, 10, (sink_logits,))
     out_features = num_heads * head_dim
+    cache_dtype = kv_dtype or dtype
 
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
+        q = rows_to_read("q of attention", q, out_features, dtype)
+        dense_in_place("k cache", k_cache, cache_dtype)
+        dense_in_place("v cache", v_cache, cache_dtype)
         out = torch.empty(q.shape[0], out_features, dtype=dtype)
-        seq_lens, block_table = meta.seq_lens, meta.block_table
+        starts = vector_to_read("query_start_loc", meta.query_start_loc, torch.int32)
+        seq_lens = vector_to_read("seq_lens", meta.seq_lens, torch.int32)
+        block_table = vector_to_read("block_table", meta.block_table, torch.int32)
         num_tiles = (meta.max_query_len + tile_tokens - 1) // tile_tokens
         launch(
             seq_lens.shape[0] * num_kv_heads * num_tiles,
@@ -117,7 +124,7 @@ def bind_attention_prefill(
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             out.data_ptr(),
-            meta.query_start_loc.data_ptr(),
+            starts.data_ptr(),
             seq_lens.data_ptr(),
             block_table.data_ptr(),
             block_table.stride(0),

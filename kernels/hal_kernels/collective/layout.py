@@ -8,7 +8,7 @@ from typing import Literal
 Algorithm = Literal["one_shot", "two_shot", "reduce_scatter", "all_gather"]
 
 BLOCK = 2048  # elements of a tile: 16 bytes of bfloat16 for each of 256 threads
-NUM_WARPS = 8
+_THREADS = BLOCK // 8
 WIRE_GROUP = 128  # elements that share a scale on the wire
 MOST_PROGRAMS = 32  # fewer than the multiprocessors of every target, so that all are resident
 _PHASES = 2
@@ -64,6 +64,16 @@ def buffer_layout(
         flag_offset=2 * half,
         total_bytes=_up(2 * half + flags, _ALIGNMENT),
     )
+
+
+def num_warps(warp_size: int) -> int:
+    """Of a tile: every thread moves 16 bytes of a 16-bit dtype."""
+    return _THREADS // warp_size
+
+
+def norm_warps(row_block: int, warp_size: int) -> int:
+    """Of a row with its norm: at most 8 elements a thread, as far as a block has threads."""
+    return max(4, min(1024, row_block // 8) // warp_size)
 
 
 def part_elements(num_elements: int, world_size: int) -> int:

@@ -14,10 +14,11 @@ from hal.ops.formats import DTYPE_BYTES
 from hal_kernels.collective import triton_kernels as kernels
 from hal_kernels.collective.layout import (
     BLOCK,
-    NUM_WARPS,
     WIRE_GROUP,
     Algorithm,
     buffer_layout,
+    norm_warps,
+    num_warps,
     part_elements,
 )
 from hal_kernels.collective.peer_buffers import PeerBuffers, symmetric_buffers
@@ -60,6 +61,7 @@ def bind(
         algorithm,
         is_push=request.transport == "pcie",
         wire=wire,
+        warp_size=int(device.attributes.get("warp_size", 32)),
         use_ptx=str(device.attributes.get("triton_target", "")).startswith("cuda"),
     )
 
@@ -71,6 +73,7 @@ def bind_to_buffers(
     is_push: bool,
     wire: str = "",
     use_ptx: bool,
+    warp_size: int = 32,
     max_polls: int = MAX_POLLS,
 ) -> Kernel:
     """The kernel over buffers that are there.
@@ -86,14 +89,14 @@ def bind_to_buffers(
     shared = {"WORLD": world, "BLOCK": BLOCK, "IS_PUSH": is_push, "USE_PTX": use_ptx}
     rounding = {"WIRE_GROUP": group, "IS_FNUZ": wire.endswith("fnuz")}
     common = (buffers.addresses, buffers.epochs, buffers.status, buffers.rank)
-    grid = (layout.programs,)
+    grid, warps = (layout.programs,), num_warps(warp_size)
 
     def all_reduce_one_shot(x: torch.Tensor) -> torch.Tensor:
         _check(x, layout.slot_elements, group or 8)
         kernels._all_reduce_one_shot_kernel[grid](
             x, x, *common, x.numel(), layout.slot_elements, layout.half_bytes,
             layout.scale_offset, layout.flag_offset, max_polls, **shared, **rounding,
-            num_warps=NUM_WARPS,
+            num_warps=warps,
         )  # fmt: skip
         return x
 
@@ -103,7 +106,7 @@ def bind_to_buffers(
         kernels._all_reduce_two_shot_kernel[grid](
             x, x, *common, x.numel(), part, layout.slot_elements, layout.half_bytes,
             layout.scale_offset, layout.result_offset, layout.flag_offset, max_polls,
-            **shared, **rounding, num_warps=NUM_WARPS,
+            **shared, **rounding, num_warps=warps,
         )  # fmt: skip
         return x
 
@@ -114,7 +117,7 @@ def bind_to_buffers(
         kernels._reduce_scatter_kernel[grid](
             x, y, *common, rows, width, layout.slot_elements, layout.half_bytes,
             layout.scale_offset, layout.flag_offset, max_polls, **shared, **rounding,
-            num_warps=NUM_WARPS,
+            num_warps=warps,
         )  # fmt: skip
         return y
 
@@ -123,7 +126,7 @@ def bind_to_buffers(
         y = x.new_empty((x.shape[0], x.shape[1] * world))
         kernels._all_gather_kernel[grid](
             x, y, *common, x.shape[0], x.shape[1], layout.slot_elements, layout.half_bytes,
-            layout.flag_offset, max_polls, **shared, num_warps=NUM_WARPS,
+            layout.flag_offset, max_polls, **shared, num_warps=warps,
         )  # fmt: skip
         return y
 
@@ -142,6 +145,7 @@ def bind_all_reduce_norm(
     *,
     is_push: bool,
     use_ptx: bool,
+    warp_size: int = 32,
     max_polls: int = MAX_POLLS,
 ) -> Kernel:
     """kernel(x[T, H], residual[T, H]) -> (y, residual): all-reduce, residual add and RMS norm in
@@ -159,7 +163,7 @@ def bind_all_reduce_norm(
             buffers.rank, x.shape[0], hidden, eps, buffers.layout.slot_elements,
             buffers.layout.half_bytes, buffers.layout.flag_offset, max_polls,
             WORLD=buffers.world_size, BLOCK=block, IS_PUSH=is_push, USE_PTX=use_ptx,
-            num_warps=4 if block <= 1024 else 8,
+            num_warps=norm_warps(block, warp_size),
         )  # fmt: skip
         return y, residual
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.collective.layout import BLOCK, NUM_WARPS, WIRE_GROUP
+from hal_kernels.collective.layout import BLOCK, WIRE_GROUP, norm_warps, num_warps
 
 _WORLDS = (2, 8)
-_NO_FP8 = ("sm_80", "gfx90a", "gfx1100")  # a conversion would be emulated bit by bit
+# A conversion would be emulated bit by bit; on gfx1201 it is not, but the sums spill.
+_NO_FP8 = ("sm_80", "gfx90a", "gfx1100", "gfx1201")
 _MODULE = "hal_kernels.collective.triton_kernels"
 _SOURCES = ("hal_kernels.collective.peer_memory",)
 _COMMON = {"buffer_W_ptr": "int64", "epoch_P_ptr": "int32", "status_ptr": "int32"}
@@ -26,7 +27,7 @@ def _variant(
     scalars: dict[str, str],
     divisible: Sequence[str],
     constants: dict[str, Any],
-    num_warps: int = NUM_WARPS,
+    num_warps: int,
 ) -> KernelVariant:
     scalars = {"rank": "i32", "max_polls": "i32", **dict.fromkeys(_OFFSETS, "i32"), **scalars}
     return KernelVariant(
@@ -67,6 +68,7 @@ def _all_reduce(target: Target, more: dict[str, str]) -> Sequence[KernelVariant]
             {"N": "i32", "scale_offset": "i32", **more},
             ("N", "scale_offset", *more),
             _constants(target, world, is_push, wire),
+            num_warps(target.warp_size),
         )
         for world in _WORLDS
         for is_push in (True, False)
@@ -90,6 +92,7 @@ def _reduce_scatter(target: Target) -> Sequence[KernelVariant]:
             {"T": "i32", "part_width": "i32", "scale_offset": "i32"},
             ("part_width", "scale_offset"),
             _constants(target, world, is_push, wire),
+            num_warps(target.warp_size),
         )
         for world in (8,)
         for is_push in (True, False)
@@ -105,6 +108,7 @@ def _all_gather(target: Target) -> Sequence[KernelVariant]:
             {"T": "i32", "part_width": "i32"},
             ("part_width",),
             _constants(target, world, is_push, None),
+            num_warps(target.warp_size),
         )
         for world in (8,)
         for is_push in (True, False)
@@ -119,7 +123,7 @@ def _all_reduce_norm(target: Target) -> Sequence[KernelVariant]:
             {"T": "i32", "H": "i32", "eps": "fp32"},
             ("H",),
             _constants(target, world, is_push, None) | {"BLOCK": width},
-            num_warps=8,
+            norm_warps(width, target.warp_size),
         )
         for world in _WORLDS
         for width in (4096, 8192)

@@ -12,6 +12,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import vector_to_read
 from hal_kernels.cpu_simd import (
     LANES,
     element_kind,
@@ -57,6 +58,7 @@ def bind_embedding(*, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Te
     grain = max(1, _GRAIN_ELEMENTS // hidden_size)
 
     def embedding(ids: torch.Tensor) -> torch.Tensor:
+        ids = vector_to_read("ids of an embedding", ids, torch.int64)
         tokens = ids.shape[0]
         rows = torch.empty(tokens, hidden_size, dtype=dtype)
         launch(tokens, grain, ids.data_ptr(), rows.data_ptr())

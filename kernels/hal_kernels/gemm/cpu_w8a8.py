@@ -16,6 +16,7 @@ import torch
 
 from hal.ops.formats import QuantizedWeight
 from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.cpu_operands import rows_to_read
 from hal_kernels.gemm.cpu_dense import Kernel, Requirements, activate
 from hal_kernels.gemm.isa import cpu_flags, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_panel import PanelEpilogue
@@ -103,6 +104,7 @@ def bind_onednn_int8(
     quantize = bind_worker(worker, len(QUANTIZE_ARGUMENTS), (k, k, 4, 0))
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
+        x = rows_to_read("int8 product", x, k, torch.float32)
         rows = x.shape[0]
         values = torch.empty((rows, k), dtype=torch.uint8)
         scales = torch.empty((rows, 1))

@@ -12,6 +12,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import dense_in_place, rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     LANES,
     element_kind,
@@ -48,10 +49,11 @@ def bind_kv_write(
     v_features = num_kv_heads * (head_dim if v_head_dim is None else v_head_dim)
     if k_features < 1 or v_features < 1:
         raise ValueError(f"a KV row needs features, got {k_features} for k and {v_features} for v")
+    cache_dtype = kv_dtype or dtype
     bad_slot = ctypes.c_int64(-1)
     has_bad_slot = ctypes.c_int64(0)
     compiled = _compile_kv_write(
-        k_features, v_features, element_kind(dtype), element_kind(kv_dtype or dtype)
+        k_features, v_features, element_kind(dtype), element_kind(cache_dtype)
     )
     launch = bind_worker(compiled, 8, (ctypes.addressof(has_bad_slot), ctypes.addressof(bad_slot)))
     grain = max(1, _GRAIN_ELEMENTS // (k_features + v_features))
@@ -63,6 +65,11 @@ def bind_kv_write(
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
+        k = rows_to_read("k of a KV write", k, k_features, dtype)
+        v = rows_to_read("v of a KV write", v, v_features, dtype)
+        dense_in_place("k cache", k_cache, cache_dtype)
+        dense_in_place("v cache", v_cache, cache_dtype)
+        slot_mapping = vector_to_read("slots of a KV write", slot_mapping, torch.int64)
         shape = k_cache.shape
         launch(
             k.shape[0],

@@ -15,6 +15,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_float32, pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import dense_in_place, rows_to_read
 from hal_kernels.cpu_simd import (
     FP32,
     LANES,
@@ -82,12 +83,15 @@ def bind_rms_norm(
     features = rows_per_token * hidden_size
 
     def norm(x: torch.Tensor) -> torch.Tensor:
+        x = rows_to_read("norm", x, features, dtype)
         tokens = x.shape[0]
         y = torch.empty(tokens, features, dtype=dtype)
         launch(tokens * rows_per_token, grain, x.data_ptr(), x.stride(0), y.data_ptr(), 0, 0)
         return y
 
     def norm_residual(x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rows_to_read("norm", x, features, dtype)
+        dense_in_place("residual of a norm", residual, dtype, x.shape)
         tokens = x.shape[0]
         y = torch.empty(tokens, features, dtype=dtype)
         launch(tokens, grain, x.data_ptr(), x.stride(0), y.data_ptr(), residual.data_ptr(), 0)
@@ -99,9 +103,11 @@ def bind_rms_norm(
     def norm_residual_quantize(
         x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        dense_in_place("residual of a norm", residual, dtype, x.shape)
         return quantized(x, residual.data_ptr()), residual
 
     def quantized(x: torch.Tensor, residual_address: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rows_to_read("norm", x, features, dtype)
         tokens = x.shape[0]
         y = torch.empty(tokens, features, dtype=torch.int8)
         scale = torch.empty(tokens, 1, dtype=torch.float32)

@@ -11,6 +11,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_float32, pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import rows_to_read
 from hal_kernels.cpu_simd import (
     LANES,
     element_kind,
@@ -52,6 +53,7 @@ def bind_quantize_rows(
     byte_dtype = torch.uint8 if zero_point else torch.int8
 
     def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = rows_to_read("quantise", x, features, dtype)
         tokens = x.shape[0]
         q = torch.empty(tokens, features, dtype=byte_dtype)
         scale = torch.empty(tokens, 1, dtype=torch.float32)

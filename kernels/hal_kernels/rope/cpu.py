@@ -12,6 +12,7 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_operands import rows_in_place, vector_to_read
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -85,6 +86,9 @@ def bind_rope(
     grain = max(1, _GRAIN_ELEMENTS // ((num_heads + num_kv_heads) * rotary_dim))
 
     def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
+        rows_in_place("q of rope", q, num_heads * head_dim, dtype)
+        rows_in_place("k of rope", k, num_kv_heads * head_dim, dtype)
+        positions = vector_to_read("positions of rope", positions, torch.int64)
         launch(
             q.shape[0],
             grain,

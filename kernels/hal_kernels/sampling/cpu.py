@@ -21,6 +21,7 @@ from hal_kernels.cpu_intrinsics import (
     pointer_int64,
 )
 from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker, worker_helper
+from hal_kernels.cpu_operands import rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     FP32,
     LANES,
@@ -68,6 +69,9 @@ def bind_top_k_top_p(
 
     def top_k_top_p(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         nonlocal weights, entries, bins
+        logits = rows_to_read("logits", logits, vocab_size, torch.float32)
+        top_k = vector_to_read("top_k", top_k, torch.int64)
+        top_p = vector_to_read("top_p", top_p, torch.float32)
         num_rows = logits.shape[0]
         out = torch.empty(num_rows, vocab_size, dtype=torch.float32)
         num_threads = torch.get_num_threads()
