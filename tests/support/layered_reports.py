@@ -279,8 +279,8 @@ def _mismatch(row: Row, whole_us: float) -> Finding:
 
 
 def changed_report(report: AuditReport) -> AuditReport:
-    """What could come after `report`: `down_proj` is cured, `o_proj` five times as slow, `rope` gone,
-    a version newer, one finding new."""
+    """What could come after `report`: `down_proj` cured, `o_proj` five times as slow, `rope` gone, a
+    version newer, one finding new."""
     rows = []
     for row in report.rows:
         change: dict[str, object] = {}

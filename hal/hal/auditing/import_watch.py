@@ -103,7 +103,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
             return None
         if getattr(self._local, "is_asking", False):
             return None
-        spec = self._ask_others(fullname, path, target)
+        spec: importlib.machinery.ModuleSpec | None = self._ask_others(fullname, path, target)
         frame = _importer()
         if spec is None:
             if is_library and frame is not None:

@@ -53,7 +53,7 @@ class MessageWatch:
                 self._logged(record)
             handle(logger, record)
 
-        logging.Logger.callHandlers = call_handlers  # type: ignore[method-assign]
+        logging.Logger.callHandlers = call_handlers  # type: ignore[assignment, method-assign]
 
     def restore(self) -> None:
         """Everything as it was."""
@@ -61,7 +61,7 @@ class MessageWatch:
             warnings._showwarnmsg = self._show  # type: ignore[attr-defined]
             self._show = None
         if self._handle is not None:
-            logging.Logger.callHandlers = self._handle  # type: ignore[method-assign]
+            logging.Logger.callHandlers = self._handle  # type: ignore[assignment, method-assign]
             self._handle = None
 
     def _warned(self, message: Any) -> None:

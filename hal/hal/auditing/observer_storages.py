@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -18,9 +18,10 @@ _EMPTY: Final[frozenset[str]] = frozenset()
 
 
 class StorageFacts:
-    """One memory. uid: its number in this audit. version: how often seen ops wrote to it."""
+    """One memory. uid: its number in this audit. version: how often seen ops wrote to it. literal:
+    the number that it was made of, if that is all there is in it."""
 
-    __slots__ = ("devices", "dtypes", "is_constant", "reference", "uid", "version")
+    __slots__ = ("devices", "dtypes", "is_constant", "literal", "reference", "uid", "version")
 
     def __init__(self, uid: int, reference: Any, is_constant: bool) -> None:
         self.uid = uid
@@ -29,6 +30,7 @@ class StorageFacts:
         self.dtypes: frozenset[str] = _EMPTY
         self.devices: frozenset[str] = _EMPTY
         self.version = 0
+        self.literal: Any = None
 
 
 class Storages:
@@ -82,14 +84,19 @@ class Storages:
         expired = torch.UntypedStorage._expired
         gone = [key for key, facts in self._facts.items() if expired(facts.reference)]
         for key in gone:
-            torch.UntypedStorage._free_weak_ref(self._facts.pop(key).reference)
+            self._release(self._facts.pop(key))
         self._sweep_at = max(_SWEEP_AT, 2 * len(self._facts))
+
+    @staticmethod
+    def _release(facts: StorageFacts) -> None:
+        release: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
+        release(facts.reference)
 
     def close(self) -> None:
         """Gives all weak references back."""
         with self._lock:
             for facts in self._facts.values():
-                torch.UntypedStorage._free_weak_ref(facts.reference)
+                self._release(facts)
             self._facts.clear()
 
     def dtype_name(self, value: Any) -> str:
@@ -128,11 +135,18 @@ class Storages:
                 facts.devices |= source.devices
         return facts
 
+    def note_literal(self, result: torch.Tensor, value: Any) -> None:
+        """A new memory that holds one number."""
+        facts = self.of(result)
+        if facts is not None:
+            facts.literal = ("literal", value)
+
     def note_write(
         self, facts: StorageFacts, sources: list[StorageFacts], *, carries: bool, constant: bool
     ) -> None:
         """An op wrote into a memory."""
         facts.version += 1
+        facts.literal = None
         others = [source for source in sources if source is not facts]
         facts.is_constant = (
             facts.is_constant and constant and all(source.is_constant for source in others)

@@ -22,7 +22,7 @@ class ScriptWatch:
         for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
             original = kind.__call__
             self._originals[kind] = original
-            kind.__call__ = self._marking(original)
+            kind.__call__ = self._marking(original)  # type: ignore[method-assign]
 
     def restore(self) -> None:
         """As it was."""

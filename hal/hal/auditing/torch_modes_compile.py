@@ -43,6 +43,7 @@ class CompilerDoor:
         self._functions = functions
         self._local = threading.local()
         self._patched: list[tuple[ModuleType, str, Any]] = []
+        self._overrides: Any = torch.overrides  # a module is not meant to be assigned to
         self._answer = torch.overrides.has_torch_function
         self._lock = threading.Lock()
         self._num_inside = 0
@@ -50,7 +51,7 @@ class CompilerDoor:
 
     def install(self) -> None:
         """Patches what can be patched now; called again when dynamo has been imported."""
-        torch.overrides.has_torch_function = self._has_torch_function
+        self._overrides.has_torch_function = self._has_torch_function
         self.install_in_dynamo()
 
     def install_in_dynamo(self) -> None:
@@ -131,7 +132,7 @@ class CompilerDoor:
         with self._lock:
             self._num_inside += step
             if self._patched:
-                torch.overrides.has_torch_function = (
+                self._overrides.has_torch_function = (
                     self._answer if self._num_inside else self._has_torch_function
                 )
 
