@@ -31,6 +31,8 @@ _MAX_ENTRIES: Final = 50_000
 _MAX_TROUBLES: Final = 20
 _MAX_ERRORS: Final = 500
 _MAX_TEXT: Final = 500
+_MAX_PRODUCTS_BETWEEN: Final = 6
+_PRODUCTS: Final = frozenset({"gemm", "convolution", "attention"})
 
 
 class Observer:
@@ -112,6 +114,8 @@ class Observer:
         outputs = self.facts.tensors_of(result)
         if not info.is_view:
             self._trace_origins(info, before, outputs)
+            if info.makes_literal and args:
+                self.storages.note_literal(outputs[0], args[0])
         if entry is None:
             entry = self._new_entry(
                 sums, key, info, before, outputs, (stack, region, function), args, kwargs, result
@@ -120,14 +124,32 @@ class Observer:
                 self._announce_module(frame)
         entry.calls += 1
         entry.time_ns += self_ns
-        if before.identity is not None and self._is_repeat(before.identity):
-            entry.repeats += 1
-        if before.first_variable is not None and not info.is_view:
-            place = (info, stack)
-            if sums.last_storage.get(place) == before.first_variable:
-                entry.shared_inputs += 1
-            sums.last_storage[place] = before.first_variable
+        is_repeat = before.identity is not None and self._is_repeat(before.identity)
+        entry.repeats += is_repeat
+        if not info.is_view:
+            self._note_sharing(sums, entry, info, before, is_repeat=is_repeat)
         self._count_in_functions(sums, info, self_ns, frame)
+
+    def _note_sharing(
+        self,
+        sums: ThreadSums,
+        entry: OpEntry,
+        info: OpInfo,
+        before: ArgumentFacts,
+        *,
+        is_repeat: bool,
+    ) -> None:
+        """Whether a call goes on with the tensor of the one before from its place. Layers that all
+        read one tensor (an encoder's result) have more products between them than a loop has."""
+        sums.num_products += info.op_class in _PRODUCTS
+        if before.first_variable is None:
+            return
+        place = (info, entry.stack)
+        last = sums.last_storage.get(place)
+        sums.last_storage[place] = (before.first_variable, sums.num_products)
+        if last is None or is_repeat or last[0] != before.first_variable:
+            return
+        entry.shared_inputs += sums.num_products - last[1] <= _MAX_PRODUCTS_BETWEEN
 
     def enter(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any) -> FunctionFrame:
         """A torch function of the program begins."""
@@ -232,7 +254,7 @@ class Observer:
         if outer.entry is None:
             name, arguments = self.facts.arguments_of(outer.func, outer.args, outer.kwargs)
             settings = outer.settings
-            key = (name, arguments, stack, settings)
+            key: Any = (name, arguments, stack, settings)
             entry = sums.functions.get(key)
             if entry is None:
                 if len(sums.functions) >= _MAX_ENTRIES:
@@ -289,10 +311,10 @@ class Observer:
                 facts, sources, carries=info.carries, constant=not info.is_random
             )
         for tensor in outputs:
-            facts = self.storages.of(tensor)
-            if facts is None or facts.uid in written:
+            made = self.storages.of(tensor)
+            if made is None or made.uid in written:
                 continue
-            if any(facts is source for source in sources):
+            if any(made is source for source in sources):
                 continue  # the input itself, or a view of it
             self.storages.note_result(
                 tensor, sources, carries=info.carries, constant=info.makes_constants

@@ -152,7 +152,9 @@ class FactReader:
                 return None
             # A tensor of inference mode has no version; writes that were seen are counted anyway.
             version = -1 if tensor.is_inference() else tensor._version
-            parts += (storage.uid, storage.version, version, tensor.storage_offset())
+            # A number that torch made a tensor of, as in where(mask, x, -1.0), is the same again.
+            name = storage.uid if storage.literal is None else storage.literal
+            parts += (name, storage.version, version, tensor.storage_offset())
             parts += (tensor.shape, tensor.stride(), tensor.dtype)
         return hash(tuple(parts))
 

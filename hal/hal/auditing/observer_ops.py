@@ -38,6 +38,7 @@ class OpInfo:
     form. is_composite: made of other ops, which the dispatcher shows one by one unless it is
     called below autograd. is_foreign: of an extension, whose inside is looked into. drops_numbers:
     numbers among its arguments vary from step to step (positions, scalars) and are left out.
+    makes_literal: it makes a tensor of one number, its first argument.
     adds_first: a product whose first argument is what is added to it.
     """
 
@@ -55,6 +56,7 @@ class OpInfo:
         "is_random",
         "is_view",
         "makes_constants",
+        "makes_literal",
         "name",
         "op_class",
         "written",
@@ -81,6 +83,7 @@ class OpInfo:
         )
         self.is_random = torch.Tag.nondeterministic_seeded in tags or self.name in _UNSTABLE
         self.makes_constants = not self.is_random and namespace in _OF_TORCH
+        self.makes_literal = self.name == "aten::scalar_tensor"
         self.carries = self.op_class not in _RESETS
         self.is_foreign = schema is not None and namespace not in _OF_TORCH
         self.is_collective = namespace in COLLECTIVE_NAMESPACES

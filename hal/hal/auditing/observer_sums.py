@@ -121,6 +121,7 @@ class ThreadSums:
         "last_storage",
         "name",
         "num_calls",
+        "num_products",
         "ops",
         "overhead_ns",
         "script_depth",
@@ -131,10 +132,11 @@ class ThreadSums:
         self.ops: dict[Any, OpEntry] = {}
         self.functions: dict[Any, FunctionEntry] = {}
         self.frames: list[FunctionFrame] = []
-        self.last_storage: dict[Any, int] = {}
+        self.last_storage: dict[Any, tuple[int, int]] = {}  # memory, products until then
         self.inner_ns = 0
         self.overhead_ns = 0
         self.num_calls = 0
+        self.num_products = 0
         self.script_depth = 0
         self.is_busy = False
         self.is_inside_dynamo = False

@@ -92,8 +92,9 @@ class ObservedOp:
     that the program called and that this op is a part of ("scaled_dot_product_attention",
     "linear"), "" for an op called directly. call: number of that function call in
     `Trace.functions`. repeats: calls whose inputs were the same tensors, unchanged, as those of an
-    earlier call. shared_inputs: calls whose first input that is not constant has the memory of that
-    of the call before from this place: a loop over parts of one tensor, or over experts for one.
+    earlier call. shared_inputs: calls, no repeats, whose first input that is not constant has the
+    memory of that of the call before from this place, with few products between: a loop over parts
+    of one tensor, or over experts for one.
     rank: of a process group, else 0.
     """
 

@@ -134,6 +134,41 @@ def test_parts_of_one_tensor_share_an_input() -> None:
     assert op.shared_inputs == 5
 
 
+def test_layers_that_read_one_tensor_are_no_loop_and_neither_are_repeats() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = torch.nn.Linear(8, 4, bias=False)
+            self.rest = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(7))
+
+        def forward(self, x: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            self.key(text)
+            for layer in self.rest:
+                x = layer(x)
+            return x
+
+    layers = [Layer() for _ in range(5)]
+
+    def program() -> None:
+        text, x = torch.randn(3, 8), torch.randn(2, 8)
+        for _ in range(2):
+            for layer in layers:
+                x = layer(x, text)
+
+    (op,) = ops_named(observe(program), "mm")
+    assert (op.calls, op.repeats, op.shared_inputs) == (10, 5, 0)
+
+
+def test_numbers_that_torch_makes_tensors_of_are_the_same_again() -> None:
+    def program() -> None:
+        mask, bias = torch.rand(8, 8) > 0.5, torch.randn(8, 8)
+        for low in (-1e4, -1e4, -2e4, -1e4):
+            torch.where(mask, bias, low)
+
+    ops = ops_named(observe(program), "where")
+    assert (sum(op.calls for op in ops), sum(op.repeats for op in ops)) == (4, 2)
+
+
 def test_origins_follow_casts_views_and_elementwise_ops() -> None:
     weight = torch.randint(-8, 8, (4, 4), dtype=torch.int8)
 

@@ -11,6 +11,7 @@ from hal.auditing.document import Finding
 from hal.auditing.rules import (
     attention,
     attention_by_hand,
+    caches,
     collectives,
     compilation,
     copies,
@@ -34,6 +35,7 @@ __all__ = ["ALL_RULES", "Hit", "Rule", "TraceIndex", "judge"]
 ALL_RULES: Final[tuple[Rule, ...]] = (
     *attention.RULES,
     *attention_by_hand.RULES,
+    *caches.RULES,
     *precision.RULES,
     *repetition.RULES,
     *copies.RULES,

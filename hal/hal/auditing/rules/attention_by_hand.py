@@ -12,14 +12,13 @@ from hal.auditing.rules.facts import (
     FLOAT_BITS,
     MIN_ELEMENTS,
     SOFTMAX_NAMES,
-    calls_of,
     is_inside_attention,
     operands,
     shape_text,
     time_of,
 )
 from hal.auditing.rules.rule import Hit, Rule, evidence
-from hal.auditing.rules.trace_index import Place, TraceIndex, bare_name, place_of
+from hal.auditing.rules.trace_index import TraceIndex, bare_name
 from hal.auditing.trace import ObservedOp, TensorFact
 
 
@@ -123,10 +122,18 @@ def _branching_wrapper(index: TraceIndex) -> Iterator[Hit]:
             )
 
 
+_MASKED_ON_CUDA = (
+    "on CUDA flash attention takes grouped heads, but not with a mask: leave the mask out "
+    "(is_causal, sequences without padding) and pass enable_gqa=True, or use flex_attention"
+)
+
+
 def _expanded_heads(index: TraceIndex) -> Iterator[Hit]:
-    keys: dict[tuple[int, ...], int] = {}
+    keys: dict[tuple[int, ...], str] = {}
     for _, arguments, _ in attention_calls(index):
-        keys[arguments.key.shape] = arguments.query.shape[-3] if arguments.query.shape[2:] else 0
+        is_masked = arguments.mask is not None and arguments.query.device == "cuda"
+        if is_masked or arguments.key.shape not in keys:
+            keys[arguments.key.shape] = _MASKED_ON_CUDA if is_masked else ""
     for op in index.trace.ops:
         if is_inside_attention(op) or not op.inputs or not op.outputs:
             continue
@@ -148,8 +155,14 @@ def _expanded_heads(index: TraceIndex) -> Iterator[Hit]:
             calls=op.calls,
             time_us=op.time_us,
             cost_us=op.time_us,
+            remedy=keys.get(_folded(op.outputs[0].shape), ""),
             rank=index.rank_of(op),
         )
+
+
+def _folded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[batch, heads, length, head_dim] of heads that are still apart in groups."""
+    return (shape[0], shape[1] * shape[2], *shape[3:]) if len(shape) == 5 else shape
 
 
 def _groups_of_copy(
@@ -164,41 +177,6 @@ def _groups_of_copy(
         is_heads = len(source.shape) == 4 and source.shape[2:] == made.shape[2:]
         return made.shape[1] // max(1, source.shape[1]) if is_heads else 0
     return 0
-
-
-MIN_GROWTHS = 4
-"""So many lengths of one concatenation are growth, and not a few batches of different size."""
-
-
-def _growing_cat(index: TraceIndex) -> Iterator[Hit]:
-    groups: dict[tuple[Place, int], list[ObservedOp]] = {}
-    for op in index.by_op_name.get("cat", []):
-        if len(op.inputs) == 2 and len(op.inputs[0].shape) >= 3:
-            groups.setdefault((place_of(op.location), op.rank), []).append(op)
-    for ops in groups.values():
-        ops.sort(key=lambda op: op.inputs[0].num_elements)
-        grown = [op for op in ops if op.inputs[0].num_elements > op.inputs[1].num_elements]
-        sizes = {op.outputs[0].num_elements for op in grown if op.outputs}
-        largest = ops[-1].inputs[0]
-        is_float = largest.dtype in FLOAT_BITS
-        if len(sizes) < MIN_GROWTHS or not is_float or largest.num_elements < MIN_ELEMENTS:
-            continue
-        yield Hit(
-            title="a cache that grows by concatenation: each step copies all that was there before",
-            location=ops[-1].location,
-            op="copy",
-            evidence=(
-                evidence("bytes moved", "those of the new part", "those of the whole, each step"),
-                evidence(
-                    "largest",
-                    shape_text(ops[-1].inputs[1]),
-                    f"{shape_text(largest)}, grown in {len(sizes)} steps",
-                ),
-            ),
-            calls=calls_of(ops),
-            time_us=time_of(ops),
-            rank=index.rank_of(ops[-1]),
-        )
 
 
 def _softmax_upcast(index: TraceIndex) -> Iterator[Hit]:
@@ -241,13 +219,6 @@ RULES = (
         summary="keys and values copied to as many heads as there are queries, before attention",
         remedy="pass enable_gqa=True and the heads as they are",
         check=_expanded_heads,
-    ),
-    Rule(
-        id="kv-cache-concatenated",
-        gate=GateClass.LOST_FAST_PATH,
-        summary="a tensor that grows by torch.cat at one line, step by step",
-        remedy="allocate the cache once for the longest sequence and write into it",
-        check=_growing_cat,
     ),
     Rule(
         id="softmax-upcast",

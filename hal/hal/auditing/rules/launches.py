@@ -93,8 +93,9 @@ def _small_products(index: TraceIndex) -> Iterator[Hit]:
 
 
 def run_length(ops: list[ObservedOp]) -> float:
-    """How many calls in a row, on average, read from the same tensor."""
-    calls = calls_of(ops)
+    """How many calls in a row, on average, read from the same tensor. A call that repeats another
+    is no part of a loop: `same-product-again` finds those."""
+    calls = calls_of(ops) - sum(op.repeats for op in ops)
     return calls / max(1, calls - sum(op.shared_inputs for op in ops))
 
 

@@ -98,7 +98,9 @@ def _float64_promotion(index: TraceIndex) -> Iterator[Hit]:
         # A tensor without dimensions promotes nothing: the other one sets the dtype.
         wide = [f for f in op.inputs if f.dtype == "float64" and f.shape]
         narrow = [f for f in op.inputs if FLOAT_BITS.get(f.dtype, 64) < 64 and f.shape]
-        if wide and narrow:
+        # A table made of constants, once, may be as precise as it likes.
+        is_table = all(f.is_constant for f in op.inputs) and op.calls < max(2, index.trace.steps)
+        if wide and narrow and not is_table:
             yield Hit(
                 title=f"a float64 tensor turns {narrow[0].dtype} into float64 from here on",
                 location=op.location,

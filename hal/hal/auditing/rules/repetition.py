@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.auditing.gates import GateClass
+from hal.auditing.rules.attention import attention_calls
 from hal.auditing.rules.facts import (
     COPY_NAMES,
     FLOAT_BITS,
@@ -134,6 +135,8 @@ def _dequantised(index: TraceIndex) -> Iterator[Hit]:
 
 def _constant_copied(index: TraceIndex) -> Iterator[Hit]:
     for op, source, made in _repeated_copies(index):
+        if not index.is_repeated(op.calls):
+            continue
         # x.clone() is a snapshot, or a model that is copied: what is meant is the copy.
         if source.dtype != made.dtype or (
             bare_name(op.function) == "clone" and source.is_contiguous
@@ -141,17 +144,43 @@ def _constant_copied(index: TraceIndex) -> Iterator[Hit]:
             continue
         how = "laid out anew" if not source.is_contiguous else "copied"
         yield Hit(
-            title=f"an unchanged tensor {how} again and again",
+            title=f"the same unchanged tensor {how} again",
             location=op.location,
             op="copy",
             evidence=(
-                evidence("copies", "1, before the loop", f"{op.calls} of {shape_text(source)}"),
+                evidence("copies of one tensor", "1", f"{op.repeats} more of {shape_text(source)}"),
             ),
             calls=op.calls,
             time_us=op.time_us,
             cost_us=_share_of_repeats(op),
             rank=index.rank_of(op),
         )
+
+
+def _mask_again(index: TraceIndex) -> Iterator[Hit]:
+    masks = {
+        (mask.shape, mask.dtype)
+        for _, arguments, _ in attention_calls(index)
+        if (mask := arguments.mask) is not None and mask.num_elements >= MIN_ELEMENTS
+    }
+    for op in index.trace.ops:
+        if not op.repeats or op.op_class != "elementwise" or not op.outputs:
+            continue
+        made = op.outputs[0]
+        if (made.shape, made.dtype) in masks and index.is_repeated(op.calls):
+            yield Hit(
+                title="an attention mask put together again from the same tensors",
+                location=op.location,
+                op="attention",
+                evidence=(
+                    evidence("masks of these tensors", "1", f"{op.repeats} more"),
+                    evidence("made of", "any", shapes_text(op.inputs[:3])),
+                ),
+                calls=op.calls,
+                time_us=op.time_us,
+                cost_us=_share_of_repeats(op),
+                rank=index.rank_of(op),
+            )
 
 
 RULES = (
@@ -183,7 +212,14 @@ RULES = (
         id="constant-copied-each-call",
         gate=GateClass.LOST_FAST_PATH,
         summary="an unchanged tensor copied or made contiguous at each call",
-        remedy="copy or transpose it once, before the loop",
+        remedy="copy or transpose it once, before the loop and before all that read it",
         check=_constant_copied,
+    ),
+    Rule(
+        id="mask-made-again",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="an attention mask put together from the same tensors again, mostly layer by layer",
+        remedy="make the mask once in a forward pass and hand it to every layer",
+        check=_mask_again,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hal.auditing.gates import GateClass
 from hal.auditing.rules.facts import (
@@ -85,7 +86,16 @@ def _numpy(index: TraceIndex) -> Iterator[Hit]:
             fact = first_argument(calls[-1])
             if not index.is_repeated(total) or fact is None or fact.num_elements < MIN_ELEMENTS:
                 continue
-            yield _left_torch(index, calls, "numpy arrays", shape_text(fact))
+            yield replace(
+                _left_torch(index, calls, "numpy arrays", shape_text(fact)),
+                gate=GateClass.ADVICE if _is_result(index, calls) else None,
+            )
+
+
+def _is_result(index: TraceIndex, calls: list[FunctionCall]) -> bool:
+    """Whether a program that has modules takes tensors out of torch outside of all of them: what
+    they computed, as far as anybody can tell."""
+    return index.trace.steps > 0 and not any(call.module for call in calls)
 
 
 def _lists(index: TraceIndex) -> Iterator[Hit]:
@@ -156,8 +166,8 @@ RULES = (
         id="numpy-in-the-loop",
         gate=GateClass.UNVERIFIED,
         summary="tensors turned into numpy arrays each step: what happens to them there no audit "
-        "of torch sees",
-        remedy="write that part in torch",
+        "of torch sees; advice outside of modules",
+        remedy="write that part in torch; nothing is lost if only results leave",
         check=_numpy,
     ),
     Rule(

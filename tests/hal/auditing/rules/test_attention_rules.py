@@ -10,7 +10,7 @@ import torch
 from hal.auditing.document import Machine
 from hal.auditing.gates import GateClass, Severity
 from hal.auditing.rules.sdpa_backends import AttentionArguments, backend_of, exclusions
-from hal.auditing.trace import TensorFact
+from hal.auditing.trace import ObservedOp, TensorFact
 from traces import (
     HOPPER,
     attention,
@@ -25,6 +25,7 @@ from traces import (
 )
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 
 
 def _half(*shape: int, **facts: object) -> TensorFact:
@@ -181,6 +182,15 @@ def test_heads_expanded_before_attention() -> None:
     assert found.cost_us == pytest.approx(40.0)
     alone = trace(copy, functions=[attention(tensor(2, 16, 64, 32), leaf=FLASH)])
     assert not findings(alone, "kv-heads-expanded")
+    assert "enable_gqa" in found.remedy
+    assert "CUDA" not in found.remedy
+
+
+def test_heads_expanded_beside_a_mask_on_cuda_have_another_remedy() -> None:
+    copy = op("clone", [_half(2, 2, 4, 64, 32, is_contiguous=False)], _half(2, 2, 4, 64, 32))
+    masked = attention(_half(2, 8, 64, 32), attn_mask=_half(2, 1, 64, 64), leaf=EFFICIENT)
+    found = only(trace(copy, functions=[masked], machine=HOPPER), "kv-heads-expanded")
+    assert "not with a mask" in found.remedy
 
 
 def test_a_cache_that_grows_by_cat() -> None:
@@ -193,6 +203,34 @@ def test_a_cache_that_grows_by_cat() -> None:
     assert not findings(trace(*(grow(30) for _ in range(8))), "kv-cache-concatenated")
     ids = trace(*(grow(n, dtype="int64") for n in range(30, 38)))
     assert not findings(ids, "kv-cache-concatenated")
+
+
+def test_a_cache_whose_rows_are_reordered_step_by_step() -> None:
+    rows = tensor(4, dtype="int64")
+
+    def pick(length: int, **facts: object) -> ObservedOp:
+        cache = tensor(4, 4, length, 64, **facts)
+        return op("index_select", [cache, rows], cache, calls=2, function="index_select")
+
+    encoder = pick(48)
+    found = only(trace(encoder, *(pick(n) for n in range(1, 9))), "kv-cache-reordered")
+    assert found.calls == 18
+    assert found.evidence[0].found == "float32[4, 4, 48, 64], whole"
+    shuffled = trace(*(pick(n) for n in (31, 17, 64, 48, 9, 77)))
+    assert not findings(shuffled, "kv-cache-reordered")
+    assert not findings(trace(*(pick(n, dtype="int64") for n in range(9))), "kv-cache-reordered")
+
+
+def test_a_mask_that_every_layer_puts_together_again() -> None:
+    bias, mask = tensor(2, 4, 48, 48), tensor(2, 1, 48, 48, dtype="bool")
+    calls = [attention(tensor(2, 4, 48, 64), attn_mask=bias, leaf=FLASH, calls=8)]
+    again = op("where", [mask, bias], bias, calls=8, repeats=7)
+    found = only(trace(again, functions=calls, steps=1), "mask-made-again")
+    assert found.cost_us == pytest.approx(70.0)
+    fresh = op("where", [mask, bias], bias, calls=8)
+    assert not gated(trace(fresh, functions=calls, steps=1))
+    other = op("where", [mask, bias], tensor(2, 4, 48, 96), calls=8, repeats=7)
+    assert not gated(trace(other, functions=calls, steps=1))
 
 
 _DTYPES = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hal.auditing.document import Machine
 from hal.auditing.gates import GateClass
 from hal.auditing.rules import judge
-from hal.auditing.trace import TensorFact
+from hal.auditing.trace import TensorFact, Trace
 from hal.device import DeviceSpec
 from traces import (
     CPU,
@@ -216,8 +218,14 @@ def test_copies_between_devices() -> None:
 
 
 def test_numpy_in_the_loop_is_unverified() -> None:
-    seen = trace(functions=[call("numpy", self=tensor(64, 64))], steps=4)
+    leaving = call("numpy", self=tensor(64, 64))
+    inside = dataclasses.replace(leaving, module="model.Norm")
+    seen = trace(functions=[inside], steps=4)
     assert only(seen, "numpy-in-the-loop").gate is GateClass.UNVERIFIED
+    # Without modules nobody knows; outside of all modules it is what they computed.
+    assert only(trace(functions=[leaving]), "numpy-in-the-loop").gate is GateClass.UNVERIFIED
+    result = only(trace(functions=[leaving], steps=4), "numpy-in-the-loop")
+    assert result.gate is GateClass.ADVICE
     assert not gated(trace(functions=[call("numpy", self=tensor(64, 64), calls=1)], steps=4))
 
 
@@ -263,3 +271,34 @@ def test_loops_over_parts_of_one_tensor() -> None:
     assert only(trace(rows, picked, steps=2), "loop-of-small-products")
     large = product(x, weight, calls=32, flops=32e9, shared_inputs=30)
     assert not gated(trace(large, steps=2))
+
+
+def test_products_that_are_repeated_are_no_loop() -> None:
+    """Text that a UNet projects again in every step: one layer, six steps."""
+    text, weight = tensor(154, 64), tensor(64, 32)
+    again = product(text, weight, calls=24, flops=24e5, repeats=20, shared_inputs=1)
+    assert gated(trace(again, steps=6)) == ["same-product-again"]
+
+
+def test_a_float64_table_of_constants_made_once_is_nobodys_loss() -> None:
+    wide = tensor(32, dtype="float64", is_constant=True)
+    made = tensor(64, 32, dtype="float64")
+
+    def times(x: TensorFact, calls: int) -> Trace:
+        return trace(op("mul", [x, wide], made, calls=calls), steps=8)
+
+    positions = tensor(64, 1, is_constant=True)
+    assert not gated(times(positions, 2))
+    assert gated(times(positions, 8)) == ["float64-promotion"]
+    assert gated(times(tensor(64, 1), 2)) == ["float64-promotion"]
+
+
+def test_copies_of_one_tensor_count_where_they_come_each_step() -> None:
+    source, made = tensor(2, 256, 32, is_contiguous=False), tensor(2, 256, 32)
+    once = op("clone", [source], made, calls=1, repeats=1, function="linear")
+    assert not gated(trace(once, steps=8))
+    found = only(
+        trace(op("clone", [source], made, calls=8, repeats=8, function="linear"), steps=8),
+        "constant-copied-each-call",
+    )
+    assert found.evidence[0].found.startswith("8 more of float32")
