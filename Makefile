@@ -53,8 +53,10 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports --no-logo
 
+# Much of a test is waiting for a child's `import torch`: two at a time. A file is one worker's, so
+# that what its tests share is made once; no more than 4, each of which holds torch.
 unit: setup
-	$(BIN)/python -m pytest -m 'not long' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not long' -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py --quick
