@@ -40,6 +40,8 @@ def _math_path(index: TraceIndex) -> Iterator[Hit]:
     for call, arguments, backend in attention_calls(index):
         if backend != "math":
             continue
+        if not (arguments.query.num_elements and arguments.key.num_elements):
+            continue  # torch takes this path for no values at all: there is nothing to lose
         reasons: list[Evidence] = []
         for fused in FUSED_BY_DEVICE.get(arguments.query.device, ()):
             found = exclusions(fused, arguments)

@@ -20,6 +20,8 @@ def _errors(index: TraceIndex) -> Iterator[Hit]:
     for error in index.trace.swallowed:
         if is_about_arch(error.text):
             continue  # `wrong-arch-package` names it
+        if error.kind.startswith("_"):
+            continue  # a library's own way out of a call: `_StopRecomputationError` of checkpoints
         if error.kind in _QUESTIONS or bare_name(error.raised_by) in _CONVERSIONS:
             continue
         line = " ".join(error.text.split())[:MAX_TEXT]

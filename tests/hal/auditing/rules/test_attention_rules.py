@@ -78,6 +78,11 @@ def test_math_path_without_a_known_reason_says_so() -> None:
     assert found.evidence[0].found == "none found"
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 64, 32), (2, 4, 0, 32)])
+def test_attention_over_nothing_loses_nothing(shape: tuple[int, ...]) -> None:
+    assert not gated(trace(functions=[attention(tensor(*shape))]))
+
+
 def test_attention_that_nobody_saw_is_unverified() -> None:
     call = attention(tensor(2, 4, 64, 32), leaf="aten::view")
     assert only(trace(functions=[call]), "attention-not-seen").gate is GateClass.UNVERIFIED

@@ -196,7 +196,12 @@ def test_swallowed_errors_and_refusals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "raised_by"), [("IndexError", "select"), ("ValueError", "torch.as_tensor")]
+    ("kind", "raised_by"),
+    [
+        ("IndexError", "select"),
+        ("ValueError", "torch.as_tensor"),
+        ("_StopRecomputationError", "relu"),
+    ],
 )
 def test_errors_that_are_questions(kind: str, raised_by: str) -> None:
     error = SwallowedError(kind=kind, text="no", raised_by=raised_by)
