@@ -74,6 +74,9 @@ def _judge(trace: Trace, device: DeviceSpec | None) -> tuple[list[Finding], list
     return judge(trace, device), rows_of(trace)
 
 
+_ROUNDING: Final = 1e-6
+
+
 def _coverage(trace: Trace, rows: Iterable[Row]) -> dict[str, Work]:
     """Work by tier, and what no row has as "other": glue, views, copies."""
     sums: dict[str, list[float]] = {}
@@ -85,7 +88,8 @@ def _coverage(trace: Trace, rows: Iterable[Row]) -> dict[str, Work]:
         values = (op.calls, op.flops, op.bytes, op.time_us)
         totals = [total + value for total, value in zip(totals, values, strict=True)]
     rest = [max(total - part, 0.0) for total, part in zip(totals, done, strict=True)]
-    if rest[0] or rest[3]:
+    # Ops of an attention call are counted by the call: what remains of their number is no work.
+    if any(part > _ROUNDING * total for part, total in zip(rest[1:], totals[1:], strict=True)):
         _add(sums, "other", int(rest[0]), rest[1], rest[2], rest[3])
     return {
         name: Work(calls=int(calls), flops=flops, bytes=size, time_us=time_us)

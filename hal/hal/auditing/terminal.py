@@ -161,21 +161,40 @@ def _print_coverage(report: AuditReport, console: Console) -> None:
 def _print_findings(report: AuditReport, fail_on: frozenset[GateClass], console: Console) -> None:
     remaining = report.open_findings()
     waived = [finding for finding in report.findings if finding.waiver is not None]
-    for finding in remaining[:MAX_FINDINGS]:
-        _print_finding(finding, finding.gate in fail_on, console)
-    _say_more(console, len(remaining) - MAX_FINDINGS, "finding")
+    groups = list(_alike(remaining))
+    for group in groups[:MAX_FINDINGS]:
+        _print_finding(group, group[0].gate in fail_on, console)
+    _say_more(console, sum(len(group) for group in groups[MAX_FINDINGS:]), "finding")
     for finding in waived[:MAX_FINDINGS]:
         line = f"waived: {finding.gate}: {finding.title} at {finding.where or finding.op}"
         console.print(Text(line, style="dim"))
     _say_more(console, len(waived) - MAX_FINDINGS, "waived finding")
 
 
-def _print_finding(finding: Finding, is_gated: bool, console: Console) -> None:
+def _alike(findings: Sequence[Finding]) -> Iterable[list[Finding]]:
+    """Findings that say the same of several lines of one function (keys and values) are one."""
+    groups: dict[object, list[Finding]] = {}
+    for number, finding in enumerate(findings):
+        place = finding.location
+        key: object = number
+        if place is not None and place.function:
+            what = (finding.rule, finding.gate, finding.severity, finding.title, finding.remedy)
+            key = (*what, place.file, place.function, finding.rank)
+        groups.setdefault(key, []).append(finding)
+    return groups.values()
+
+
+def _print_finding(group: Sequence[Finding], is_gated: bool, console: Console) -> None:
+    """The first of the group, with the places and costs of the others."""
+    finding = group[0]
     style = _SEVERITY_STYLES[finding.severity]
     gate = f" {finding.gate}" + (" (fails the gate)" if is_gated else "")
     console.print(Text.assemble((finding.severity.value, style), gate, f"  {finding.title}"))
     _field(console, "where", " ".join(_where(finding)))
     _field(console, "cost", ", ".join(finding_cost(finding)))
+    for other in group[1:]:
+        place = other.where.rpartition("/")[2]
+        _field(console, "also", f"{place}: {', '.join(finding_cost(other))}")
     for fact in finding.evidence[:_MAX_EVIDENCE]:
         _field(console, "found", evidence_text(fact))
     _field(console, "remedy", finding.remedy)
@@ -206,7 +225,9 @@ def finding_cost(finding: Finding) -> list[str]:
 
 
 def evidence_text(fact: Evidence) -> str:
-    """`head_dim: required at most 256, found 320`."""
+    """`head_dim: required at most 256, found 320`; only the latter where nothing is required."""
+    if fact.required == "any":
+        return f"{fact.what}: {fact.found}"
     return f"{fact.what}: required {fact.required}, found {fact.found}"
 
 

@@ -115,6 +115,25 @@ def _sums(op: ObservedOp, made: TensorFact) -> bool:
     return bare_name(op.name) in ("sum", "mean") and any(f.shape == made.shape for f in op.inputs)
 
 
+def _cat_with_nothing(index: TraceIndex) -> Iterator[Hit]:
+    """cat([empty, x]) is a copy of x: the first step of a cache, or every one that nobody reads."""
+    for op in index.by_op_name.get("cat", []):
+        filled = [fact for fact in op.inputs if fact.num_elements]
+        is_copy = len(filled) == 1 and len(op.inputs) > 1
+        if not is_copy or filled[0].num_elements < MIN_ELEMENTS or not index.is_repeated(op.calls):
+            continue
+        yield Hit(
+            title="torch.cat of one tensor and empty ones, which copies it",
+            location=op.location,
+            op="copy",
+            evidence=(evidence("copied", "nothing", f"{op.calls} times {shape_text(filled[0])}"),),
+            calls=op.calls,
+            time_us=op.time_us,
+            cost_us=op.time_us,
+            rank=index.rank_of(op),
+        )
+
+
 RULES = (
     Rule(
         id="contiguous-each-step",
@@ -132,5 +151,12 @@ RULES = (
         "product without a matrix unit",
         remedy="torch.matmul, torch.einsum or torch.bmm",
         check=_product_by_broadcast,
+    ),
+    Rule(
+        id="cat-with-nothing",
+        gate=GateClass.LOST_FAST_PATH,
+        summary="torch.cat of a tensor with empty ones, each step: a copy",
+        remedy="take the tensor as it is; where no token follows, keep no cache (use_cache=False)",
+        check=_cat_with_nothing,
     ),
 )

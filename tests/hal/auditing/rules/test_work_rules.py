@@ -302,3 +302,11 @@ def test_copies_of_one_tensor_count_where_they_come_each_step() -> None:
         "constant-copied-each-call",
     )
     assert found.evidence[0].found.startswith("8 more of float32")
+
+
+def test_a_cat_with_nothing_is_a_copy() -> None:
+    keys = tensor(2, 4, 128, 64)
+    copies = op("cat", [tensor(0), keys], keys, calls=8)
+    assert only(trace(copies, steps=4), "cat-with-nothing").cost_us == pytest.approx(80.0)
+    assert not gated(trace(op("cat", [tensor(0), keys], keys, calls=2), steps=16))
+    assert not gated(trace(op("cat", [keys, keys], tensor(2, 4, 256, 64), calls=8), steps=4))
