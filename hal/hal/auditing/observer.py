@@ -293,6 +293,7 @@ class Observer:
             entry.bytes = bytes_of(
                 [*before.tensors, *outputs],
                 is_gather=info.is_gather,
+                is_grouped=info.is_grouped,
                 num_inputs=len(before.tensors),
             )
         if info.is_collective:

@@ -38,6 +38,7 @@ class OpInfo:
     form. is_composite: made of other ops, which the dispatcher shows one by one unless it is
     called below autograd. is_foreign: of an extension, whose inside is looked into. drops_numbers:
     numbers among its arguments vary from step to step (positions, scalars) and are left out.
+    is_grouped: a product of rows with one of several matrices each (experts).
     makes_literal: it makes a tensor of one number, its first argument.
     adds_first: a product whose first argument is what is added to it.
     """
@@ -52,6 +53,7 @@ class OpInfo:
         "is_composite",
         "is_foreign",
         "is_gather",
+        "is_grouped",
         "is_mutable",
         "is_random",
         "is_view",
@@ -88,6 +90,7 @@ class OpInfo:
         self.is_foreign = schema is not None and namespace not in _OF_TORCH
         self.is_collective = namespace in COLLECTIVE_NAMESPACES
         self.is_gather = self.op_class == "embedding" or base in ("index", "index_select", "gather")
+        self.is_grouped = base in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
         self.drops_numbers = self.op_class in _SCALARS_VARY
         self.is_composite = schema is not None and _is_composite(func)
         self.adds_first = base in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation")

@@ -61,13 +61,25 @@ def _product(sizes: Sequence[int]) -> int:
     return total
 
 
-def bytes_of(tensors: Sequence[torch.Tensor], *, is_gather: bool, num_inputs: int) -> float:
+def bytes_of(
+    tensors: Sequence[torch.Tensor],
+    *,
+    is_gather: bool = False,
+    is_grouped: bool = False,
+    num_inputs: int,
+) -> float:
     """Bytes read and written: each tensor once, one that is expanded by its memory only. Of a
-    gather's table only the rows that come out count."""
+    gather's table only the rows that come out count, of experts' weights at most one expert a row.
+    """
     sizes = [_bytes(tensor) for tensor in tensors]
     if is_gather and num_inputs and len(sizes) > num_inputs:
         written = sum(sizes[num_inputs:])
         sizes[0] = min(sizes[0], written)
+    if is_grouped and num_inputs >= 2:
+        rows, weights = tensors[0], tensors[1]
+        if rows.dim() == 2 and weights.dim() == 3:
+            share = min(1.0, rows.shape[0] / max(1, weights.shape[0]))
+            sizes[1] = int(sizes[1] * share)
     return float(sum(sizes))
 
 

@@ -439,3 +439,15 @@ def test_imports_no_torch() -> None:
     code = "import sys, hal; hal.audit; import hal.auditing.pytest_plugin, hal.cli.audit_run; "
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_experts_that_no_row_goes_to_are_not_read() -> None:
+    weights = torch.randn(16, 32, 64)
+
+    def program() -> None:
+        ends = torch.tensor([1, 2] + [2] * 14, dtype=torch.int32)
+        torch._grouped_mm(torch.randn(2, 32), weights, offs=ends)
+
+    (op,) = ops_named(observe(program), "_grouped_mm")
+    assert op.flops == 2 * 2 * 32 * 64
+    assert op.bytes == 4 * (2 * 32 + 2 * 32 * 64 + 2 * 64 + 16)
