@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,12 +23,16 @@ from typing import Any, Final
 from hal.auditing.session import Mode, Session, active_session
 from hal.auditing.trace import Trace
 from hal.auditing.trace_json import merge_traces, trace_from_json, trace_to_json
+from hal.errors import AuditError
+from hal.text_files import read_regular_text
 
 FOLDER_VARIABLE: Final = "HALSTACK_AUDIT"
 MODE_VARIABLE: Final = "HALSTACK_AUDIT_MODE"
 _STARTUP: Final = str(Path(__file__).parent / "child_startup")
 _WAIT_S: Final = 2.0
 _POLL_S: Final = 0.02
+_MAX_TRACE_BYTES: Final = 256 << 20
+_IS_PID: Final = re.compile(r"[0-9]{1,9}")
 
 _exit_now = os._exit
 
@@ -86,8 +91,16 @@ class Children:
         self._before: dict[str, str | None] = {}
 
     def open(self) -> None:
-        """From here on children observe themselves."""
-        self._folder = tempfile.mkdtemp(prefix="halstack-audit-")  # only its owner may read it
+        """From here on children observe themselves.
+
+        Raises:
+            AuditError: there is no folder for temporary files.
+        """
+        try:
+            self._folder = tempfile.mkdtemp(prefix="halstack-audit-")  # only its owner may read it
+        except OSError as error:
+            required, remedy = "a folder for temporary files", "set TMPDIR to one that is writable"
+            raise AuditError("hal.audit", required, str(error), remedy) from error
         path = os.environ.get("PYTHONPATH")
         self._set(FOLDER_VARIABLE, self._folder)
         self._set(MODE_VARIABLE, self._mode)
@@ -117,12 +130,13 @@ class Children:
         unread = 0
         for file in sorted(Path(self._folder).glob("*.json")):
             try:
-                other, extra = trace_from_json(file.read_text(encoding="utf-8"))
-            except (ValueError, KeyError, TypeError):
+                # A program may leave anything here: what is no trace must not cost the report.
+                other, extra = trace_from_json(read_regular_text(file, _MAX_TRACE_BYTES))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 unread += 1
                 continue
             merge_traces(trace, other)
-            notes += extra.get("notes", [])
+            notes += [str(note) for note in extra.get("notes", ())]
         if missing:
             notes.append(
                 f"{len(missing)} child processes were not heard of (killed, still running, or "
@@ -138,7 +152,7 @@ class Children:
         until = time.monotonic() + _WAIT_S
         while True:
             folder = Path(self._folder)
-            begun = {file.stem for file in folder.glob("*.started")}
+            begun = {f.stem for f in folder.glob("*.started") if _IS_PID.fullmatch(f.stem)}
             missing = begun - {file.stem for file in folder.glob("*.json")}
             if not any(_is_running(int(name)) for name in missing) or time.monotonic() > until:
                 return missing

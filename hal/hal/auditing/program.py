@@ -79,10 +79,14 @@ class audit:  # a context manager, named as it is used
         """What `with` does first.
 
         Raises:
-            AuditError: another audit runs in this process.
+            AuditError: another audit runs in this process, or nothing can be written.
         """
         self._session.start()
-        self._children.open()
+        try:
+            self._children.open()
+        except AuditError:
+            self._session.stop()
+            raise
 
     def end(self, error: BaseException | None = None) -> None:
         """What the end of the block does. error: by which the program ends."""

@@ -42,7 +42,9 @@ def trace_from_json(text: str) -> tuple[Trace, dict[str, Any]]:
         ValueError, KeyError, TypeError: it is not what `trace_to_json` writes.
     """
     document = json.loads(text)
-    extra = document.pop("extra")
+    extra = document.pop("extra") if isinstance(document, dict) else None
+    if not isinstance(extra, dict):
+        raise TypeError("a trace is an object with an extra one")
     machine = Machine.model_validate(document.pop("machine"))
     trace = Trace(machine=machine)
     for name, kind in _LISTS.items():
@@ -52,6 +54,8 @@ def trace_from_json(text: str) -> tuple[Trace, dict[str, Any]]:
     places = document.pop("settings_places")
     trace.settings_places = {key: _decode(value) for key, value in places.items()}
     for name, value in document.items():
+        if type(value) is not type(getattr(trace, name, None)):
+            raise TypeError(f"{name} is no {type(value).__name__}")
         setattr(trace, name, value)
     return trace, extra
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from hal.auditing.program import audit
 from hal.auditing.program_runs import Program
 from hal.auditing.report_files import read_report
+from hal.auditing.session import active_session
 from hal.cli import audit_run
-from hal.errors import UsageError
+from hal.errors import AuditError, UsageError
 
 SCRIPT = """
 import json, os, sys
@@ -167,3 +170,67 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 5, done.stderr
     assert any("mm" in row.implementation for row in read_report(tmp_path / "r.json").rows)
+
+
+GARBAGE = """
+import os, sys, torch
+folder = os.environ["HALSTACK_AUDIT"]
+def leave(name, text):
+    with open(os.path.join(folder, name), "w") as file:
+        file.write(text)
+for number, text in enumerate(['"x"', "[]", "[" * 100_000, '{"extra": {}}', "\\udc80", ""]):
+    with open(os.path.join(folder, f"{number}.json"), "wb") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+os.mkdir(os.path.join(folder, "7.json"))
+os.mkfifo(os.path.join(folder, "8.json"))
+os.symlink("/dev/zero", os.path.join(folder, "9.json"))
+leave("nobody.started", "")
+leave("9" * 30 + ".started", "")
+torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+"""
+
+
+def test_what_is_no_trace_in_the_folder_of_children_costs_no_report(
+    program: Path, tmp_path: Path
+) -> None:
+    (program / "garbage.py").write_text(GARBAGE)
+    code, report = _run(str(program / "garbage.py"), tmp_path=tmp_path)
+    assert code == 0
+    assert "9 traces of child processes could not be read" in report.notes
+    assert any(row.implementation == "aten::mm" for row in report.rows)
+
+
+CHILDREN = """
+import subprocess, sys
+run = "import torch; torch.mm(torch.ones(2, 2), torch.ones(2, 2))"
+subprocess.run([sys.executable, "-c", run], check=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["sitecustomize", "hal"])
+def test_children_whose_modules_are_in_the_way(
+    module: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "own"
+    beside.mkdir()
+    (beside / f"{module}.py").write_text('open("ran", "a").write("once ")\nraise RuntimeError')
+    monkeypatch.setenv("PYTHONPATH", str(beside))
+    (program / "parent.py").write_text(CHILDREN)
+    code, report = _run(str(program / "parent.py"), tmp_path=tmp_path)
+    assert code == 0
+    if module == "hal":
+        assert any(note.startswith("1 child processes were not heard") for note in report.notes)
+        assert not Path("ran").exists()
+    else:
+        assert report.processes == 2
+        assert Path("ran").read_text() == "once "
+
+
+def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(prefix: str) -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(AuditError, match="TMPDIR"), audit():
+        pass
+    assert active_session() is None

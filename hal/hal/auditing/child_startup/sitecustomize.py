@@ -70,7 +70,21 @@ class _Telling(importlib.abc.Loader):
         return getattr(self._loader, name)
 
 
+def _is_halstack_there() -> bool:
+    """Whether `hal` means halstack here, and not a module of the program's with that name, which
+    is not for us to run."""
+    try:
+        spec = importlib.util.find_spec("hal")
+    except ValueError:  # a module without a spec
+        return False
+    folder = os.path.dirname((spec and spec.origin) or "")
+    return os.path.isfile(os.path.join(folder, "auditing", "children.py"))
+
+
 def _begin() -> None:
+    if not _is_halstack_there():
+        _leave_mark()
+        return
     try:
         from hal.auditing.children import begin_child
     except ImportError:
@@ -87,8 +101,8 @@ def _leave_mark() -> None:
             pass
 
 
-_run_the_next_one()
 if os.environ.get("HALSTACK_AUDIT"):
     import importlib.util
 
     sys.meta_path.insert(0, _WaitForTorch())
+_run_the_next_one()  # last: it may fail, and may import torch itself
