@@ -9,18 +9,22 @@ from hal.auditing.gates import GateClass
 from hal.auditing.rules.facts import (
     FLOAT_BITS,
     MIN_ELEMENTS,
+    calls_of,
     is_inside_attention,
     narrower_origins,
     operands,
     shape_text,
     shapes_text,
+    time_of,
 )
 from hal.auditing.rules.rule import Hit, Rule, evidence
-from hal.auditing.rules.trace_index import TraceIndex
+from hal.auditing.rules.trace_index import TraceIndex, place_of
 from hal.auditing.trace import ObservedOp
 
 MUCH_BETTER = 1.5
 """A unit that is so many times as fast is worth changing a program for."""
+MIN_COMPUTE_US = 10.0
+"""Operations that take less than this at the device's rate are not what a product takes."""
 ROWS_BOUND_BY_MEMORY = 8
 """A product of up to so many rows takes as long as reading its weights, in any number format."""
 
@@ -116,37 +120,52 @@ def _float64_promotion(index: TraceIndex) -> Iterator[Hit]:
 
 
 def _slow_unit(index: TraceIndex) -> Iterator[Hit]:
+    """One finding for the program, at its dearest line: every product is in the same format."""
     slow, fast = index.rate("float32"), index.rate("bfloat16") or index.rate("float16")
-    tf32 = index.rate("tfloat32") or index.rate("tf32")
     if slow is None or fast is None or fast < 2 * slow:
         return
+    groups: dict[tuple[bool, int], list[ObservedOp]] = {}
     for op in index.trace.ops:
-        pair = operands(op) if op.op_class in _PRODUCTS else None
-        if pair is None or any(fact.dtype != "float32" for fact in pair):
-            continue
-        if any(narrower_origins(fact) for fact in pair) or op.flops < 1e6 * op.calls:
-            continue
-        if is_inside_attention(op):
-            continue
-        is_tf32_on = index.trace.settings.get("float32_matmul_precision") not in (None, "highest")
-        if pair[0].device != "cpu" and tf32 and is_tf32_on:
-            continue
+        if _is_slow_product(index, op, slow):
+            groups.setdefault((op.inputs[0].device == "cpu", op.rank), []).append(op)
+    for (is_cpu, _), ops in groups.items():
+        worst = max(ops, key=lambda op: op.time_us)
         found = f"{slow:.3g} in float32, {fast:.3g} in 16 bits"
+        num_lines = len({place_of(op.location) for op in ops})
+        gain = sum(op.flops for op in ops) * (1 / slow - 1 / fast) * 1e6
         yield Hit(
             title="products in float32 on a device whose 16-bit units are "
             f"{fast / slow:.0f} times as fast",
-            location=op.location,
-            op=op.op_class,
+            location=worst.location,
+            op=worst.op_class,
             evidence=(
                 evidence("operations/s of the device", "those of 16 bits", found),
-                evidence("arguments", "any", shapes_text(pair)),
+                evidence("lines with such products", "any", num_lines),
+                evidence("arguments here", "any", shapes_text(operands(worst) or worst.inputs)),
             ),
-            calls=op.calls,
-            time_us=op.time_us,
-            cost_us=op.time_us * (1 - slow / fast),
-            gate=GateClass.ADVICE if pair[0].device == "cpu" else None,
-            rank=index.rank_of(op),
+            calls=calls_of(ops),
+            time_us=time_of(ops),
+            cost_us=min(gain, time_of(ops) * (1 - slow / fast)),
+            gate=GateClass.ADVICE if is_cpu else None,
+            rank=index.rank_of(worst),
         )
+
+
+def _is_slow_product(index: TraceIndex, op: ObservedOp, slow: float) -> bool:
+    """Whether a product takes its time for its operations. Few rows wait for their weights, small
+    products for being called: another number format makes those no faster."""
+    pair = operands(op) if op.op_class in _PRODUCTS else None
+    if pair is None or any(fact.dtype != "float32" for fact in pair):
+        return False
+    if any(narrower_origins(fact) for fact in pair) or is_inside_attention(op):
+        return False
+    rows = pair[0].num_elements // max(1, pair[0].shape[-1]) if pair[0].shape else 1
+    is_few = op.op_class == "gemm" and rows <= ROWS_BOUND_BY_MEMORY
+    if is_few or op.flops / slow * 1e6 < MIN_COMPUTE_US * op.calls:
+        return False
+    tf32 = index.rate("tfloat32") or index.rate("tf32")
+    is_tf32_on = index.trace.settings.get("float32_matmul_precision") not in (None, "highest")
+    return not (pair[0].device != "cpu" and tf32 and is_tf32_on)
 
 
 def _outside_autocast(index: TraceIndex) -> Iterator[Hit]:

@@ -86,6 +86,17 @@ def test_float32_on_a_device_with_better_units(device: str, gate: GateClass) -> 
     assert found.cost_us == pytest.approx(40.0 * (1 - 67 / 989))
 
 
+def test_a_number_format_is_one_finding_and_none_of_what_it_makes_no_faster() -> None:
+    rows, weight = tensor(96, 64, device="cuda"), tensor(64, 64, device="cuda")
+    lines = [product(rows, weight, at=line(number), time_us=number) for number in (7, 8, 9)]
+    found = only(trace(*lines, machine=HOPPER), "slow-unit")
+    assert (found.location, found.calls, found.time_us) == (line(9), 12, 24)
+    assert found.evidence[1].found == "3"
+    few = product(tensor(4, 64, device="cuda"), weight)
+    small = product(rows, weight, flops=4e6)
+    assert not gated(trace(few, small, machine=HOPPER))
+
+
 def test_rates_of_the_spec_stand_in_for_those_of_the_trace() -> None:
     spec = DeviceSpec(
         device_id="cuda:0",
