@@ -55,7 +55,7 @@ contracts: setup
 
 # Much of a test is waiting for a child's `import torch`: two at a time. A file is one worker's, so
 # that what its tests share is made once; no more than 4, each of which holds torch.
-unit: setup
+unit: setup models/SmolLM2-135M-Instruct.Q4_1.gguf
 	$(BIN)/python -m pytest -m 'not long' -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 bench: setup

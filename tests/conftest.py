@@ -10,14 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from fresh_draws import VARIABLE, run_seed
 from hal_engine.fetch_smollm2 import fetch_smollm2
 
 # Read when a kernel is defined, by whichever test imports it first: in this process Triton kernels
 # are interpreted (tests/support/faithful_interpreter.py), and compiled in processes without it.
 os.environ["TRITON_INTERPRET"] = "1"
 
+run_seed()  # before any worker of pytest-xdist starts, which inherits it
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_CACHE = ROOT / "models"  # the folder `make serve` uses
+
+
+def pytest_report_header() -> str:
+    """To repeat a run whose random inputs failed."""
+    return f"{VARIABLE}={run_seed()}"
 
 
 @pytest.fixture(scope="session")

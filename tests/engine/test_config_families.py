@@ -18,7 +18,7 @@ from hal_engine.models.step_limits import StepLimits
 from hal_engine.precision import resolve_precision
 from hal_engine.preset_files import load_presets
 
-REMOVED = object()
+REMOVED = "<removed>"
 
 
 def changed(folder: Path, preset: str, changes: dict[str, Any]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelerator_plugins import look_at
+from fresh_draws import fresh_choice
 from hal.cli import main
 from hal.errors import HostReadError
 from hal.host import (
@@ -146,7 +146,7 @@ def test_this_machine_recorded_has_the_same_devices_and_no_names(hal: Hal, tmp_p
     assert load_recorded_host(file).package_version("torch") is not None
 
 
-@pytest.mark.parametrize("name", random.sample(HOSTS, 1))
+@pytest.mark.parametrize("name", fresh_choice(HOSTS))
 def test_a_recorded_host_recorded_again(hal: Hal, tmp_path: Path, name: str) -> None:
     file = tmp_path / "again.json"
     first = hal(["devices", "--topology", "--json", "--host", FOLDER / f"{name}.json"])

@@ -279,7 +279,7 @@ def _mismatch(row: Row, whole_us: float) -> Finding:
 
 
 def changed_report(report: AuditReport) -> AuditReport:
-    """What could come after `report`: `down_proj` cured, `o_proj` five times as slow, `rope` gone, a
+    """What could come after `report`: `down_proj` cured, `o_proj` five times as slow, no `rope`, a
     version newer, one finding new."""
     rows = []
     for row in report.rows:

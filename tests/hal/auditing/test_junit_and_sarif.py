@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from audit_reports import finding, random_report, report
+from fresh_draws import fresh_seeds
 from hal.auditing.document import AuditReport, Location
 from hal.auditing.gate import gated_findings
 from hal.auditing.gates import GateClass, Severity
@@ -18,7 +18,7 @@ from hal.auditing.junit import render_junit
 from hal.auditing.rules import ALL_RULES
 from hal.auditing.sarif import render_sarif
 
-SEEDS = random.sample(range(10**6), 25)
+SEEDS = fresh_seeds(25)
 SOME = frozenset({GateClass.LOST_FAST_PATH, GateClass.SEMANTIC})
 # What Jenkins' junit-10.xsd allows (https://github.com/jenkinsci/xunit-plugin, junit-10.xsd).
 SUITES = {"name", "time", "tests", "failures", "disabled", "errors"}

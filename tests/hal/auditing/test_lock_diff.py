@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fresh_draws import fresh_seeds
 from hal.auditing.changes import Change, ChangeKind, Diff, parse_change_kinds
 from hal.auditing.lock import profile_hash
 from hal.auditing.lock_diff import diff_locks, diff_plans
@@ -152,7 +153,7 @@ def set_version(document: Document) -> None:
     document["versions"]["torch"] = document["plan"]["versions"]["torch"] = "2.12.0"
 
 
-@pytest.mark.parametrize("seed", random.sample(range(10**6), 5))
+@pytest.mark.parametrize("seed", fresh_seeds(5))
 @pytest.mark.parametrize(
     ("edit", "change"),
     [
@@ -250,7 +251,7 @@ def plans(edit: Edit, seed: int = 1) -> tuple[Change, ...]:
     return diff_plans(plan_from(old, Path("old")), plan_from(new, Path("new"))).changes
 
 
-@pytest.mark.parametrize("seed", random.sample(range(10**6), 10))
+@pytest.mark.parametrize("seed", fresh_seeds(10))
 def test_every_tier_of_every_call(seed: int) -> None:
     for before in TIERS:
         for after in TIERS:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html as html_library
-import random
 import re
 
 import pytest
 from markdown_it import MarkdownIt
 
 from audit_reports import HOSTILE, finding, random_report, report
+from fresh_draws import fresh_seeds
 from hal.auditing.document import Location, Refusal, Variable, WaiverUse, Work
 from hal.auditing.gates import GateClass
 from hal.auditing.markdown import COMMENT_MARK, MAX_CHARACTERS, render_markdown
@@ -106,7 +106,7 @@ def test_what_changed_since_the_earlier_report() -> None:
     assert "new:" not in same
 
 
-@pytest.mark.parametrize("seed", random.sample(range(10**6), 20))
+@pytest.mark.parametrize("seed", fresh_seeds(20))
 def test_hostile_reports_keep_the_form(seed: int) -> None:
     audited, previous = random_report(seed), random_report(seed + 1)
     text = render_markdown(audited, LOST, previous)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
 from audit_reports import finding, random_report, report
+from fresh_draws import fresh_seeds
 from hal.auditing.changes import ChangeKind, Diff
 from hal.auditing.diff_text import render_diff_markdown, sites_text, summary
 from hal.auditing.document import AuditReport, Location, Machine, Row, Variable, WaiverUse
@@ -33,7 +33,7 @@ def row(**changes: object) -> Row:
     return Row(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", random.sample(range(10**6), 10))
+@pytest.mark.parametrize("seed", fresh_seeds(10))
 def test_a_report_does_not_differ_from_itself(seed: int) -> None:
     audited = random_report(seed)
     assert diff_reports(audited, audited).changes == ()

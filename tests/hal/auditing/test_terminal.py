@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import random
 import re
 
 import pytest
 from rich.console import Console
 
 from audit_reports import finding, random_report, report
+from fresh_draws import fresh_seeds
 from hal.auditing.document import Row, WaiverUse, Work
 from hal.auditing.gates import GateClass
 from hal.auditing.quantities import format_bytes, format_count, format_share, format_time, plural
@@ -37,7 +37,7 @@ def printed(out: Console) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 100])
-@pytest.mark.parametrize("seed", random.sample(range(10**6), 10))
+@pytest.mark.parametrize("seed", fresh_seeds(10))
 def test_every_line_fits_and_nothing_moves_the_cursor(seed: int, columns: int) -> None:
     out = console(columns)
     print_report(random_report(seed), LOST, out)
