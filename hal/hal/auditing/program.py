@@ -51,6 +51,7 @@ class audit:  # a context manager, named as it is used
         self._fail_on = read_classes(fail_on)
         self._waivers = waivers
         self._session = Session(mode)
+        self._notes: list[str] = []
         self._children = Children(mode)
         self._result: AuditReport | None = None
         self._trace: Trace | None = None
@@ -88,12 +89,19 @@ class audit:  # a context manager, named as it is used
             self._session.stop()
             raise
 
+    def note(self, text: str) -> None:
+        """What else a reader of the report must know."""
+        self._notes.append(text)
+
     def end(self, error: BaseException | None = None) -> None:
         """What the end of the block does. error: by which the program ends."""
         from hal.auditing.program_report import create_report
 
         if self.is_fork or self._trace is not None:
             return
+        if error is not None:
+            kind = type(error).__name__
+            self.note(f"the program ended by {kind}: the report is of what ran until then")
         self._children.close()
         self._trace = self._session.stop(ending=error)
         notes = self._children.collect(self._trace)
@@ -102,7 +110,7 @@ class audit:  # a context manager, named as it is used
             subject=self.subject,
             mode=self._session.mode,
             device=self.describe_device(self._trace),
-            notes=[*self._session.notes, *notes],
+            notes=[*self._notes, *self._session.notes, *notes],
             waivers=self._waivers,
         )
 

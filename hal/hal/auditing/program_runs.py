@@ -21,6 +21,11 @@ from hal.auditing.observer_frames import BOUNDARY
 from hal.errors import UsageError
 
 INTERRUPTED: Final = 130
+# Imported before any program begins, by Python itself or by `site`.
+_OF_EVERY_PYTHON: Final = frozenset(
+    {"__main__", "_collections_abc", "_sitebuiltins", "_weakrefset", "abc", "codecs", "encodings"}
+    | {"genericpath", "io", "os", "posixpath", "site", "sitecustomize", "stat", "usercustomize"}
+)
 _FAILED: Final = 1
 
 
@@ -63,6 +68,23 @@ def check_program(program: Program) -> None:
         f"no file {program.path!r}",
         "correct the path; options of `hal audit run` come before it, the program's after it",
     )
+
+
+def shadowed_modules(program: Program) -> list[str]:
+    """Files and packages of the program's folder that `import` will not find, although Python alone
+    would: this process has imported a module of that name from elsewhere."""
+    folder = os.getcwd() if program.module else os.path.realpath(program.path)
+    folder = os.path.dirname(folder) if os.path.isfile(folder) else folder
+    found = []
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or "." in name or name in _OF_EVERY_PYTHON:
+            continue
+        for own in (f"{name}.py", os.path.join(name, "__init__.py")):
+            path = os.path.join(folder, own)
+            if os.path.isfile(path) and not os.path.samefile(path, file):
+                found.append(own)
+    return found
 
 
 def run_as_main(program: Program) -> ProgramEnd:

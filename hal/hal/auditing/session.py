@@ -54,6 +54,7 @@ class Session:
             self._import_failed,
         )
         self._failed: list[SwallowedError] = []
+        self._unfit_torch = ""
         self._torch: TorchSide | None = None
         self._lock = threading.RLock()
         self._begin_s = 0.0
@@ -127,8 +128,13 @@ class Session:
 
     def _torch_arrived(self) -> None:
         """Torch is there: observe this thread, and every one that begins from now on."""
-        from hal.auditing.session_torch import TorchSide
-
+        try:
+            from hal.auditing.session_torch import TorchSide
+        except (ImportError, AttributeError) as error:
+            # A module of the program's, or a version of torch without what observing needs.
+            file = getattr(sys.modules["torch"], "__file__", None)
+            self._unfit_torch = f"the module torch at {file} cannot be observed: {error}"
+            return
         with self._lock:
             if self._torch is None and self in _active:
                 self._torch = TorchSide(self.frames, self.mode)
@@ -173,7 +179,9 @@ class Session:
             self.notes.append(f"threads that were there before the audit are not observed: {names}")
         if self.messages.num_dropped:
             self.notes.append(f"{self.messages.num_dropped} further messages were not kept")
-        if self._torch is None:
+        if self._unfit_torch:
+            self.notes.append(self._unfit_torch)
+        elif self._torch is None:
             self.notes.append("the program never imported torch")
         else:
             self.notes += self._torch.notes()

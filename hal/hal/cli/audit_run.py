@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -24,7 +24,13 @@ from hal.auditing.gate import (
     finish_audit,
     parse_fail_on,
 )
-from hal.auditing.program_runs import Program, ProgramEnd, check_program, run_as_main
+from hal.auditing.program_runs import (
+    Program,
+    ProgramEnd,
+    check_program,
+    run_as_main,
+    shadowed_modules,
+)
 from hal.cli import audit_options as gate
 from hal.errors import UsageError, UserError
 
@@ -69,7 +75,17 @@ def run_program(words: Sequence[str], options: RunOptions | None = None) -> int:
         command.main(args=list(own), prog_name=_NAME, standalone_mode=False)
         options = found["options"]
     check_program(program)
+    _spare_program(program, options.outputs)
     return _run(program, options)
+
+
+def _spare_program(program: Program, outputs: AuditOutputs) -> None:
+    """Refuses to write a report over the program that it is of."""
+    for kind, path in outputs.files().items():
+        if program.path and path.exists() and os.path.samefile(path, program.path):
+            raise UsageError(
+                f"option --{kind}", "another file", f"{path}, the program", "name the file first"
+            )
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], Program | None]:
@@ -144,13 +160,19 @@ def _run(program: Program, options: RunOptions) -> int:
     restore_environment()
     observed = audit(mode=options.mode, subject=program.subject, waivers=waivers)
     observed.describe_device = _describe_device
-    folder = os.getcwd()
+    if names := shadowed_modules(program):
+        observed.note(
+            f"the program's own {', '.join(names)} beside it, if it imports that, is not what it "
+            "got: a module of that name was there already; rename it"
+        )
+    folder, search_path = os.getcwd(), list(sys.path)
     observed.begin()
     codes: list[int] = []
 
     def finish(end: ProgramEnd) -> int:
         if not codes:
-            codes.append(_finish(observed, options, end, folder))
+            with _search_path(search_path):
+                codes.append(_finish(observed, options, end, folder))
         return codes[0]
 
     # A program that leaves by `os._exit` has its report as well.
@@ -160,6 +182,16 @@ def _run(program: Program, options: RunOptions) -> int:
         observed.end(end.error)
         _leave_fork(end.exit_code)
     return finish(end)
+
+
+@contextlib.contextmanager
+def _search_path(path: list[str]) -> Iterator[None]:
+    """What the report imports is not the program's, whatever the files beside it are named."""
+    of_program, sys.path[:] = list(sys.path), path
+    try:
+        yield
+    finally:
+        sys.path[:] = of_program
 
 
 def _finish(observed: audit, options: RunOptions, end: ProgramEnd, folder: str) -> int:

@@ -93,6 +93,7 @@ def test_exit_code_and_report(
         trace = err[err.index("Traceback") : err.index("audit of")]
         assert "ValueError: boom" in trace
         assert trace.count("File ") == 1
+        assert any("ended by ValueError" in note for note in report.notes)
 
 
 def test_folder_and_module(
@@ -224,6 +225,28 @@ def test_children_whose_modules_are_in_the_way(
     else:
         assert report.processes == 2
         assert Path("ran").read_text() == "once "
+
+
+def test_files_of_the_program_with_names_that_are_taken(program: Path, tmp_path: Path) -> None:
+    """What the report imports is not theirs; the program's own `torch` may be anything."""
+    for name in ("typer", "html", "email", "xml", "csv", "fractions", "statistics", "colorsys"):
+        (program / f"{name}.py").write_text("raise RuntimeError('the program never asked for it')")
+    (program / "torch.py").write_text("value = 3")
+    (program / "other.py").write_text("import torch; print(torch.value)")
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "junit", "sarif", "markdown")]
+    words = [str(Path(sys.executable).parent / "hal"), "audit", "run", *files, "other.py"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=program)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert "cannot be observed" in done.stderr
+    assert "the program's own" in done.stderr
+    assert "typer.py" in done.stderr
+
+
+def test_a_report_is_not_written_over_its_program(program: Path) -> None:
+    path = program / "main.py"
+    with pytest.raises(UsageError, match="the program"):
+        audit_run.run_program(["--json", str(path), str(program / ".." / "program" / "main.py")])
+    assert path.read_text() == SCRIPT
 
 
 def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
