@@ -63,7 +63,7 @@ def print_report(
     _print_waivers(report, console)
     _print_verification(report, console)
     for note in report.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        console.print(Text(_line(f"note: {note}"), style="yellow"))
     is_failed = bool(gated_findings(report, fail_on))
     style = "bold red" if is_failed else "bold green" if fail_on else "bold"
     console.print(Text(verdict(report, fail_on), style=style))
@@ -77,10 +77,10 @@ def _print_heading(report: AuditReport, console: Console) -> None:
         parts.append(f"{format_time(report.time_us)} observed")
     if report.processes > 1:
         parts.append(f"{report.processes} processes")
-    console.print(Text.assemble(("audit of ", "dim"), (report.subject, "bold")))
+    console.print(Text.assemble(("audit of ", "dim"), (_line(report.subject), "bold")))
     machine = report.machine
     rates = "measured here" if machine.is_measured else "not measured here"
-    console.print(Text(f"{machine.label} ({rates}); {', '.join(parts)}", style="dim"))
+    console.print(Text(_line(f"{machine.label} ({rates}); {', '.join(parts)}"), style="dim"))
 
 
 def _print_rows(report: AuditReport, console: Console) -> None:
@@ -103,7 +103,7 @@ def _print_rows(report: AuditReport, console: Console) -> None:
             format_share(group.achieved),
         )
         table.add_row(
-            Text(_broken(group.op, op_width)),
+            Text(_broken(_line(group.op), op_width)),
             _implementation(group, name_width),
             *(cells if is_wide else cells[1:]),
         )
@@ -115,10 +115,10 @@ def _print_rows(report: AuditReport, console: Console) -> None:
 
 def _implementation(group: RowGroup, width: int) -> Text:
     """Its name, with the tier beside it where there is room."""
-    name = _broken(group.implementation, width)
+    name = _broken(_line(group.implementation), width)
     if group.tier == "unknown":
         return Text(name)
-    has_room = len(name.splitlines()[-1]) + 2 + len(group.tier) <= width
+    has_room = len(name.rpartition("\n")[2]) + 2 + len(group.tier) <= width
     style = TIER_STYLES.get(group.tier, "")
     return Text.assemble(name, "  " if has_room else "\n", (group.tier, style))
 
@@ -167,7 +167,7 @@ def _print_findings(report: AuditReport, fail_on: frozenset[GateClass], console:
     _say_more(console, sum(len(group) for group in groups[MAX_FINDINGS:]), "finding")
     for finding in waived[:MAX_FINDINGS]:
         line = f"waived: {finding.gate}: {finding.title} at {finding.where or finding.op}"
-        console.print(Text(line, style="dim"))
+        console.print(Text(_line(line), style="dim"))
     _say_more(console, len(waived) - MAX_FINDINGS, "waived finding")
 
 
@@ -189,7 +189,7 @@ def _print_finding(group: Sequence[Finding], is_gated: bool, console: Console) -
     finding = group[0]
     style = _SEVERITY_STYLES[finding.severity]
     gate = f" {finding.gate}" + (" (fails the gate)" if is_gated else "")
-    console.print(Text.assemble((finding.severity.value, style), gate, f"  {finding.title}"))
+    console.print(Text.assemble((finding.severity.value, style), gate, _line(f"  {finding.title}")))
     _field(console, "where", " ".join(_where(finding)))
     _field(console, "cost", ", ".join(finding_cost(finding)))
     for other in group[1:]:
@@ -238,7 +238,7 @@ def _print_refusals(report: AuditReport, console: Console) -> None:
         else:
             head, style = "refusal", "dim"
         place = "" if refusal.location is None else f" at {refusal.location}"
-        console.print(Text.assemble((f"{head}{place}", style), f"  {refusal.who}"))
+        console.print(Text.assemble((_line(f"{head}{place}"), style), _line(f"  {refusal.who}")))
         _field(console, "found", f"required {refusal.required}, found {refusal.found}")
         _field(console, "remedy", refusal.remedy)
 
@@ -249,7 +249,9 @@ def _print_variables(report: AuditReport, console: Console) -> None:
     table = _table("variables of the environment", "variable", "effect")
     for variable in report.variables:
         style = "yellow" if variable.is_slow else ""
-        table.add_row(Text(f"{variable.name}={variable.value}", style=style), Text(variable.effect))
+        table.add_row(
+            Text(_line(f"{variable.name}={variable.value}"), style=style), Text(variable.effect)
+        )
     console.print(table)
 
 
@@ -274,13 +276,13 @@ def _print_verification(report: AuditReport, console: Console) -> None:
     if found.worst is not None:
         line += f"; largest error {found.worst:.2g} of its tolerance"
         line += f" at {found.worst_site}" if found.worst_site else ""
-    console.print(Text(line))
+    console.print(Text(_line(line)))
     for what, site in (
         ("first divergence", found.first_divergence),
         ("first value that is not finite", found.first_non_finite),
     ):
         if site:
-            console.print(Text(f"{what}: {site}", style="bold red"))
+            console.print(Text(_line(f"{what}: {site}"), style="bold red"))
 
 
 def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
@@ -302,6 +304,12 @@ def _field(console: Console, name: str, text: str) -> None:
     """`  remedy: …`, whose further lines are indented; nothing for nothing."""
     if text:
         console.print(Padding(Text.assemble((f"{name}: ", "dim"), text), (0, 0, 0, 2)))
+
+
+def _line(text: str) -> str:
+    """Names of others on one line: behind a line end they could pass for lines of the report, or
+    for commands to the service whose log this is."""
+    return "\\n".join(text.splitlines())
 
 
 def _say_more(console: Console, count: int, noun: str) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from audit_reports import finding, random_report, report
 from fresh_draws import fresh_seeds
-from hal.auditing.document import Row, WaiverUse, Work
+from hal.auditing.document import Location, Refusal, Row, WaiverUse, Work
 from hal.auditing.gates import GateClass
 from hal.auditing.quantities import format_bytes, format_count, format_share, format_time, plural
 from hal.auditing.terminal import MAX_FINDINGS, MAX_ROWS, print_report
@@ -44,6 +44,21 @@ def test_every_line_fits_and_nothing_moves_the_cursor(seed: int, columns: int) -
     text = printed(out)
     assert max(len(line) for line in text.splitlines()) <= columns
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", text)
+
+
+def test_names_make_no_lines_of_their_own() -> None:
+    bad = "x\nPassed: nothing\r::add-mask::y\u2028z"
+    row = Row(op=bad, implementation=bad, calls=1, time_us=1.0)
+    found = finding(title=bad, op=bad, location=Location(file=bad, line=1, function=bad))
+    refusal = Refusal(who=bad, required="a", found="b", location=Location(file=bad, line=1))
+    rows = (row, Row(op="", implementation="", calls=1, time_us=1.0))
+    out = console(100)
+    print_report(
+        report(subject=bad, rows=rows, findings=(found,), refusals=(refusal,), notes=(bad,)),
+        LOST,
+        out,
+    )
+    assert not re.search(r"(?m)^(Passed|::|z)", printed(out))
 
 
 @pytest.mark.parametrize("columns", [80, 100])
