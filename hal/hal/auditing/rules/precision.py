@@ -18,7 +18,7 @@ from hal.auditing.rules.facts import (
     time_of,
 )
 from hal.auditing.rules.rule import Hit, Rule, evidence
-from hal.auditing.rules.trace_index import TraceIndex, place_of
+from hal.auditing.rules.trace_index import TraceIndex, bare_name, place_of
 from hal.auditing.trace import ObservedOp
 
 MUCH_BETTER = 1.5
@@ -160,8 +160,11 @@ def _is_slow_product(index: TraceIndex, op: ObservedOp, slow: float) -> bool:
     if any(narrower_origins(fact) for fact in pair) or is_inside_attention(op):
         return False
     rows = pair[0].num_elements // max(1, pair[0].shape[-1]) if pair[0].shape else 1
-    is_few = op.op_class == "gemm" and rows <= ROWS_BOUND_BY_MEMORY
-    if is_few or op.flops / slow * 1e6 < MIN_COMPUTE_US * op.calls:
+    # On a CPU experts are multiplied one by one.
+    is_split = bare_name(op.name) == "_grouped_mm" and pair[0].device == "cpu"
+    parts = pair[1].shape[0] if is_split else 1
+    is_few = op.op_class == "gemm" and rows <= ROWS_BOUND_BY_MEMORY * parts
+    if is_few or op.flops / slow * 1e6 < MIN_COMPUTE_US * op.calls * parts:
         return False
     tf32 = index.rate("tfloat32") or index.rate("tf32")
     is_tf32_on = index.trace.settings.get("float32_matmul_precision") not in (None, "highest")

@@ -95,6 +95,11 @@ def test_a_number_format_is_one_finding_and_none_of_what_it_makes_no_faster() ->
     few = product(tensor(4, 64, device="cuda"), weight)
     small = product(rows, weight, flops=4e6)
     assert not gated(trace(few, small, machine=HOPPER))
+    experts = [tensor(256, 128), tensor(16, 128, 256)]
+    grouped = op("_grouped_mm", experts, flops=4 * 15e9, op_class="gemm")
+    assert findings(trace(grouped, machine=HOPPER), "slow-unit")
+    grouped.flops = 4 * 5e9  # enough for one product, and not for 16
+    assert not findings(trace(grouped, machine=HOPPER), "slow-unit")
 
 
 def test_rates_of_the_spec_stand_in_for_those_of_the_trace() -> None:
