@@ -4,6 +4,10 @@ findings that follow from them. Both kinds of audit end with it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from pydantic_core import PydanticSerializationError
 
 from hal.auditing.audit_waivers import AuditWaivers
 from hal.auditing.document import AuditReport, Finding, Refusal
@@ -39,4 +43,26 @@ def complete_report(
             "findings": (*report.findings, *further),
         }
     )
+    completed = _storable(completed)
     return completed if waivers is None else waivers.applied_to(completed)
+
+
+def _storable(report: AuditReport) -> AuditReport:
+    """The report with halves of surrogate pairs as their escapes: names of files and variables that
+    are no UTF-8 have some, and no file can hold them."""
+    try:
+        report.to_json()
+    except PydanticSerializationError:
+        document = _escaped(report.model_dump(by_alias=True))
+        return AuditReport.model_validate(document)
+    return report
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_escaped(item) for item in value)
+    return value

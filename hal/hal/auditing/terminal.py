@@ -190,13 +190,13 @@ def _print_finding(group: Sequence[Finding], is_gated: bool, console: Console) -
     style = _SEVERITY_STYLES[finding.severity]
     gate = f" {finding.gate}" + (" (fails the gate)" if is_gated else "")
     console.print(Text.assemble((finding.severity.value, style), gate, _line(f"  {finding.title}")))
-    _field(console, "where", " ".join(_where(finding)))
+    _field(console, "where", _line(" ".join(_where(finding))))
     _field(console, "cost", ", ".join(finding_cost(finding)))
     for other in group[1:]:
         place = other.where.rpartition("/")[2]
         _field(console, "also", f"{place}: {', '.join(finding_cost(other))}")
     for fact in finding.evidence[:_MAX_EVIDENCE]:
-        _field(console, "found", evidence_text(fact))
+        _field(console, "found", _line(evidence_text(fact)))
     _field(console, "remedy", finding.remedy)
 
 

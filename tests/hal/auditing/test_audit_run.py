@@ -242,6 +242,20 @@ def test_files_of_the_program_with_names_that_are_taken(program: Path, tmp_path:
     assert "typer.py" in done.stderr
 
 
+def test_a_program_whose_name_is_no_utf8(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", os.fsdecode(b"\xfe"))
+    name = os.fsdecode(b"fine\xff.py")
+    (program / name).write_text("import torch; torch.mm(torch.ones(2, 2), torch.ones(2, 2))")
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "junit", "sarif", "markdown")]
+    code, report = _run(*files, str(program / name), tmp_path=tmp_path)
+    assert code == 0
+    assert report.subject.endswith("fine\\udcff.py")
+    assert "\\udcff" in report.rows[0].location.file
+    assert all((tmp_path / kind).stat().st_size for kind in ("html", "junit", "sarif", "markdown"))
+
+
 def test_a_report_is_not_written_over_its_program(program: Path) -> None:
     path = program / "main.py"
     with pytest.raises(UsageError, match="the program"):
