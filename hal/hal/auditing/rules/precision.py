@@ -234,8 +234,8 @@ RULES = (
         gate=GateClass.LOST_FAST_PATH,
         summary="float32 products on a device whose 16-bit units are twice as fast or more; advice "
         "on a CPU",
-        remedy="run under torch.autocast or in bfloat16, or "
-        'torch.set_float32_matmul_precision("high")',
+        remedy="run these under torch.autocast or in bfloat16, or "
+        'torch.set_float32_matmul_precision("high"); products of few rows gain nothing by it',
         check=_slow_unit,
     ),
 )
