@@ -27,6 +27,8 @@ from hal.cli.output import MAX_COLUMNS, create_console
 
 MAX_ROWS: Final = 40
 MIN_SHARE: Final = 0.001
+MIN_SHARE_OTHER: Final = 0.01
+"""Of ops of no class: a program has dozens, views among them."""
 """Of the time: what takes less, outside bound ops, is counted only."""
 MAX_FINDINGS: Final = 25
 _MAX_EVIDENCE = 6
@@ -126,7 +128,8 @@ def _implementation(group: RowGroup, width: int) -> Text:
 def _is_small(group: RowGroup, total: float | None) -> bool:
     """An op outside every bound op that takes next to nothing of the time."""
     is_other = group.tier in ("outside", "host", "unknown")
-    return is_other and bool(total) and (group.time_us or 0.0) < MIN_SHARE * (total or 0.0)
+    least = MIN_SHARE_OTHER if group.op == "other" else MIN_SHARE
+    return is_other and bool(total) and (group.time_us or 0.0) < least * (total or 0.0)
 
 
 def _broken(name: str, width: int) -> str:

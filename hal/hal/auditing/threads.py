@@ -10,6 +10,11 @@ from typing import Any, Final
 _OURS: Final = "hal-"
 
 
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether a thread never calls torch: ours, and the one that refreshes progress bars."""
+    return thread.name.startswith(_OURS) or type(thread).__module__.startswith("tqdm.")
+
+
 class ThreadWatch:
     """Wraps what every `threading.Thread` begins with; executors use such threads too."""
 
@@ -26,7 +31,7 @@ class ThreadWatch:
         self.before = tuple(
             thread.name
             for thread in threading.enumerate()
-            if thread is not current and not thread.name.startswith(_OURS)
+            if thread is not current and not _is_idle(thread)
         )
         original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
         self._original = original

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from audit_reports import finding, random_report, report
 from fresh_draws import fresh_seeds
-from hal.auditing.document import Location, Refusal, Row, WaiverUse, Work
+from hal.auditing.document import Evidence, Location, Refusal, Row, WaiverUse, Work
 from hal.auditing.gates import GateClass
 from hal.auditing.quantities import format_bytes, format_count, format_share, format_time, plural
-from hal.auditing.terminal import MAX_FINDINGS, MAX_ROWS, print_report
+from hal.auditing.terminal import MAX_FINDINGS, MAX_ROWS, evidence_text, print_report
 from hal.cli.output import VisibleConsole
 
 LOST = frozenset({GateClass.LOST_FAST_PATH})
@@ -159,3 +159,23 @@ def test_what_takes_next_to_nothing_outside_bound_ops_is_counted_only() -> None:
     assert "aten::cat" in text
     assert "aten::view" not in text
     assert "… and 1 more row: see --json" in text
+
+
+def test_a_finding_of_several_lines_of_one_function_is_printed_once() -> None:
+    places = [Location(file="lib/cache.py", line=n, function="update") for n in (136, 137)]
+    elsewhere = Location(file="lib/cache.py", line=140, function="other")
+    findings = tuple(
+        finding(rule="kv-cache-concatenated", title="a cache that grows", location=place)
+        for place in (*places, elsewhere)
+    )
+    out = console(100)
+    print_report(report(findings=findings), frozenset(), out)
+    text = printed(out)
+    assert text.count("a cache that grows") == 2
+    assert "also: cache.py:137:" in text
+    assert "No gate. 3 findings" in text
+
+
+def test_what_nothing_is_required_of_is_only_told() -> None:
+    assert evidence_text(Evidence(what="arguments", required="any", found="x")) == "arguments: x"
+    assert evidence_text(Evidence(what="p", required="0", found="1")) == "p: required 0, found 1"
