@@ -10,6 +10,7 @@ from hal.auditing.children import Children
 from hal.auditing.gates import GateClass
 from hal.auditing.session import Mode, Session
 from hal.errors import AuditError
+from hal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from hal.auditing.audit_waivers import AuditWaivers
@@ -80,8 +81,13 @@ class audit:  # a context manager, named as it is used
         """What `with` does first.
 
         Raises:
-            AuditError: another audit runs in this process, or nothing can be written.
+            AuditError: another audit runs in this process, or nothing can be written; this one
+                has ended.
         """
+        if self._trace is not None:
+            raise AuditError(
+                "hal.audit", "an audit for each block", "one that has ended", "create another"
+            )
         self._session.start()
         try:
             self._children.open()
@@ -101,7 +107,7 @@ class audit:  # a context manager, named as it is used
             return
         if error is not None:
             kind = type(error).__name__
-            self.note(f"the program ended by {kind}: the report is of what ran until then")
+            self.note(f"ended by {kind}: the report is of what ran until then")
         self._children.close()
         self._trace = self._session.stop(ending=error)
         notes = self._children.collect(self._trace)
@@ -152,10 +158,10 @@ def read_classes(words: Iterable[str | GateClass]) -> frozenset[GateClass]:
         try:
             found.add(GateClass(word))
         except ValueError as error:
-            known = ", ".join(gate.value for gate in GateClass)
-            raise AuditError(
-                "hal.audit", f"classes of findings: {known}", repr(word), ""
-            ) from error
+            known = [gate.value for gate in GateClass]
+            required = f"classes of findings: {', '.join(known)}"
+            remedy = did_you_mean(str(word), known)
+            raise AuditError("hal.audit", required, repr(word), remedy) from error
     return frozenset(found)
 
 

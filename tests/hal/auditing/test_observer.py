@@ -314,6 +314,16 @@ def test_one_audit_at_a_time() -> None:
     assert calls_of(observe(lambda: torch.ones(2)))["ones"] == 1
 
 
+def test_an_audit_is_of_one_block() -> None:
+    with hal.audit() as observed:
+        torch.ones(2)
+    with pytest.raises(AuditError, match="create another"), observed:
+        pass
+    with hal.audit() as another:
+        torch.ones(2)
+    assert another.result.rows
+
+
 def test_report_before_the_end() -> None:
     with hal.audit() as report, pytest.raises(AuditError, match="end of the block"):
         _ = report.result
