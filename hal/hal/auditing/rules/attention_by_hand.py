@@ -104,8 +104,8 @@ def _branching_wrapper(index: TraceIndex) -> Iterator[Hit]:
             key = (call.location.file, call.location.function)
             fused.setdefault(key, set()).add(arguments.query.shape[-1])
     for found in written_attention(index):
-        if found.location is None:
-            continue
+        if found.location is None or found.location.function == "<module>":
+            continue  # lines of a script are no wrapper
         dims = fused.get((found.location.file, found.location.function), set())
         if dims and found.head_dim not in dims:
             yield Hit(

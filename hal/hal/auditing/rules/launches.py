@@ -106,7 +106,8 @@ def _frames_that_pick(index: TraceIndex) -> dict[Frame, float]:
     for frame, ops in index.by_frame.items():
         picks = [op for op in ops if bare_name(op.name) in _PICKS]
         for op in picks:
-            length = run_length([op])
+            # One pick a step is the batch that a training loop takes out of its data.
+            length = min(run_length([op]), op.calls / index.num_steps)
             if length >= PRODUCTS_IN_A_LOOP:
                 found[frame] = max(found.get(frame, 0.0), length)
     return found

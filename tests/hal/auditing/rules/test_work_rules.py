@@ -285,6 +285,7 @@ def test_loops_over_parts_of_one_tensor() -> None:
     rows = op("index", [tensor(64, 64)], x, calls=32, shared_inputs=30, at=line(4, "experts"))
     picked = product(x, weight, calls=32, flops=1e6, stack=(line(5, "experts"),))
     assert only(trace(rows, picked, steps=2), "loop-of-small-products")
+    assert not gated(trace(rows, picked, steps=32))  # a batch of the data in each step
     large = product(x, weight, calls=32, flops=32e9, shared_inputs=30)
     assert not gated(trace(large, steps=2))
 
