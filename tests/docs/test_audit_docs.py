@@ -24,7 +24,7 @@ def test_block(block: Block, tmp_path: Path) -> None:
     command = [sys.executable, str(file)]
     if block.directive == ("pytest",):
         (tmp_path / "none.ini").write_text("[pytest]\n")
-        command = [sys.executable, "-m", "pytest", "-p", "hal.auditing.pytest_plugin", "-q"]
+        command = [sys.executable, "-m", "pytest", "-q"]
         command += ["-p", "no:cacheprovider", "--strict-markers", "-c", "none.ini", str(file)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def test_own_failure():
 
 def test_mark_and_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_them.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "hal.auditing.pytest_plugin", "-q", "-rA"]
+    command = [sys.executable, "-m", "pytest", "-q", "-rA"]
     command += ["-p", "no:cacheprovider", "--strict-markers", "-c", "none.ini"]
     (tmp_path / "none.ini").write_text("[pytest]\n")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
