@@ -23,7 +23,8 @@ from hal_kernels.collective.layout import (
 )
 from hal_kernels.collective.peer_buffers import PeerBuffers, symmetric_buffers
 
-# Polls of a flag before a peer is given up: tens of seconds on every device seen.
+# Polls of a flag before a peer is given up. Not measured: at the microsecond or so that a poll of
+# one's own memory should take, some twenty seconds.
 MAX_POLLS = 20_000_000
 _WIRES = ("", "fp8_e4m3fn", "fp8_e4m3fnuz")
 
