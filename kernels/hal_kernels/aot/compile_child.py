@@ -48,7 +48,7 @@ def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target
         compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:  # noqa: BLE001 - the compiler's refusal, of any class, is the result
         return _failed(variant, target, error)
-    code = _read(compiled, target)
+    code = read_compiled(compiled, target)
     return Evidence(
         target=target.arch,
         dtype=variant.dtype,
@@ -71,18 +71,27 @@ def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target
 
 
 def _failed(variant: KernelVariant, target: Target, error: Exception) -> Evidence:
+    return Evidence(
+        target=target.arch,
+        dtype=variant.dtype,
+        config=variant.config,
+        tier="error",
+        error=refusal(error),
+    )
+
+
+def refusal(error: Exception) -> str:
+    """What a compiler says in one line."""
     # The outer error shows the source line, the innermost one says what is wrong with it.
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     lines = [line.strip(" ^") for line in str(cause).splitlines() if line.strip(" ^")]
-    message = f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
-    return Evidence(
-        target=target.arch, dtype=variant.dtype, config=variant.config, tier="error", error=message
-    )
+    return f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
 
 
-def _read(compiled: Any, target: Target) -> MachineCode:
+def read_compiled(compiled: Any, target: Target) -> MachineCode:
+    """The machine code of what `triton.compile` returned."""
     if target.backend == "hip":
         return read_amd(compiled.asm["amdgcn"], len(compiled.asm["hsaco"]))
     cubin = compiled.asm["cubin"]
