@@ -1,7 +1,8 @@
 """The gate: which findings fail an audit, with which exit code, and where its report goes.
 
-Exit codes: 0 nothing failed; 1 the gate failed; 2 the user's mistake; 130 interrupted. Findings
-that a waiver allows fail nothing; what is advice never does.
+Exit codes: 0 nothing failed; 1 the gate failed; 2 the user's mistake; 130 interrupted. A program
+that failed keeps its own code. Findings that a waiver allows fail nothing; what is advice never
+does. A report of nothing (`nothing-observed`) fails a gate of any class.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from hal.auditing.document import AuditReport, Finding
 from hal.auditing.gates import GATE_CLASSES, GateClass
 from hal.auditing.report_files import check_writable, read_report, write_report_file
+from hal.auditing.unobserved import NOTHING_OBSERVED, with_unobserved
 from hal.errors import DocumentError, UsageError
 from hal.suggestions import did_you_mean
 from hal.visible_text import visible_json
@@ -133,27 +135,45 @@ def create_outputs(
     return outputs
 
 
-def gated_findings(report: AuditReport, fail_on: Iterable[GateClass]) -> list[Finding]:
-    """The findings that fail the gate, worst first."""
+def fails_gate(finding: Finding, fail_on: Iterable[GateClass]) -> bool:
+    """Whether a finding fails a gate of these classes."""
     classes = frozenset(fail_on) - {GateClass.ADVICE}
-    return [finding for finding in report.open_findings() if finding.gate in classes]
+    if finding.waiver is not None or not classes:
+        return False
+    return finding.gate in classes or finding.rule == NOTHING_OBSERVED
 
 
-def exit_code(report: AuditReport, fail_on: Iterable[GateClass]) -> ExitCode:
-    """Whether the gate fails."""
+def gated_findings(report: AuditReport, fail_on: Iterable[GateClass]) -> list[Finding]:
+    """The findings that fail the gate, worst first; of a report of nothing that it is one."""
+    classes = frozenset(fail_on)
+    waiting = with_unobserved(report).open_findings()
+    return [finding for finding in waiting if fails_gate(finding, classes)]
+
+
+def exit_code(
+    report: AuditReport, fail_on: Iterable[GateClass], program_code: int = ExitCode.FINE
+) -> int:
+    """What the command ends with. program_code: of the audited program; its own failure counts
+    before the gate's."""
+    if program_code != ExitCode.FINE:
+        return program_code
     return ExitCode.GATE_FAILED if gated_findings(report, fail_on) else ExitCode.FINE
 
 
 def finish_audit(
-    report: AuditReport, outputs: AuditOutputs, fail_on: frozenset[GateClass] = frozenset()
+    report: AuditReport,
+    outputs: AuditOutputs,
+    fail_on: frozenset[GateClass] = frozenset(),
+    program_code: int = ExitCode.FINE,
 ) -> int:
-    """Prints the report, writes its files, and returns the exit code: 0, or 1 if the gate fails.
+    """Prints the report, writes its files, and returns the exit code, see `exit_code`.
 
     Raises:
         ExceptionGroup: of DocumentError, for files that could not be written; the others are.
     """
     from hal.auditing.terminal import print_report
 
+    report = with_unobserved(report)
     streamed = outputs.streamed
     if streamed:
         sys.stdout.write(_render(streamed, report, outputs, fail_on))
@@ -170,7 +190,7 @@ def finish_audit(
             failures.append(error)
     if failures:
         raise ExceptionGroup("files of the report that could not be written", failures)
-    return int(exit_code(report, fail_on))
+    return int(exit_code(report, fail_on, program_code))
 
 
 def _render(

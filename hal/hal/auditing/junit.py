@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hal.auditing.document import AuditReport, Finding, Location, Row
+from hal.auditing.gate import fails_gate
 from hal.auditing.gates import GateClass
 from hal.auditing.summary import op_label
 from hal.auditing.terminal import evidence_text, finding_cost
@@ -75,7 +76,7 @@ def _row_case(row: Row) -> _Case:
 def _finding_case(finding: Finding, fail_on: frozenset[GateClass]) -> _Case:
     facts = [evidence_text(fact) for fact in finding.evidence]
     text = "\n".join([*facts, *finding_cost(finding), f"remedy: {finding.remedy}"])
-    is_failure = finding.waiver is None and finding.gate in fail_on
+    is_failure = fails_gate(finding, fail_on)
     is_gate = finding.gate is not GateClass.ADVICE
     skipped = ""
     if finding.waiver is not None:
@@ -86,7 +87,7 @@ def _finding_case(finding: Finding, fail_on: frozenset[GateClass]) -> _Case:
         name=f"{finding.rule} at {finding.where or finding.op or 'the program'}",
         classname=f"{finding.gate}.{finding.rule}",
         time_s=(finding.time_us or 0.0) / 1e6,
-        failure=(finding.title, finding.gate.value, text) if is_failure and is_gate else None,
+        failure=(finding.title, finding.gate.value, text) if is_failure else None,
         skipped=skipped,
         output="" if is_failure else f"{finding.title}\n{text}",
         location=finding.location,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hal.auditing.document import AuditReport, Finding
-from hal.auditing.gate import gated_findings
+from hal.auditing.gate import fails_gate, gated_findings
 from hal.auditing.gates import GateClass
 from hal.auditing.markdown_text import markdown_code, markdown_text
 from hal.auditing.quantities import format_share, format_time, plural
@@ -70,12 +70,12 @@ def _facts(report: AuditReport) -> str:
 def _tables(report: AuditReport, fail_on: frozenset[GateClass], left: int) -> Iterable[str]:
     """The findings as a table, as many as fit, those that fail the gate first."""
     gated = gated_findings(report, fail_on)
-    findings = [*gated, *(f for f in report.open_findings() if not _is_gated(f, fail_on))]
+    findings = [*gated, *(f for f in report.open_findings() if not fails_gate(f, fail_on))]
     if not findings:
         return
     lines = [_row(_HEAD), _row("---" for _ in _HEAD)]
     for number, finding in enumerate(findings):
-        line = _row(_cells(finding, _is_gated(finding, fail_on)))
+        line = _row(_cells(finding, fails_gate(finding, fail_on)))
         left -= _size(line)
         if left < 0:
             yield "\n".join(lines)
@@ -84,10 +84,6 @@ def _tables(report: AuditReport, fail_on: frozenset[GateClass], left: int) -> It
             return
         lines.append(line)
     yield "\n".join(lines)
-
-
-def _is_gated(finding: Finding, fail_on: frozenset[GateClass]) -> bool:
-    return finding.gate in fail_on and finding.gate is not GateClass.ADVICE
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from hal.auditing.document import AuditReport, Finding, Location
+from hal.auditing.gate import fails_gate
 from hal.auditing.gates import GateClass
 from hal.auditing.rule_texts import RuleText, rule_text
 from hal.auditing.terminal import evidence_text, finding_cost
@@ -77,9 +78,7 @@ def _result(
     number: int,
     fail_on: frozenset[GateClass],
 ) -> dict[str, Any]:
-    is_failure = (
-        finding.waiver is None and finding.gate in fail_on and finding.gate is not GateClass.ADVICE
-    )
+    is_failure = fails_gate(finding, fail_on)
     result: dict[str, Any] = {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,

@@ -11,6 +11,7 @@ from hal.auditing.document import AuditReport, Finding, Row
 from hal.auditing.gate import gated_findings
 from hal.auditing.gates import GATE_CLASSES, GateClass
 from hal.auditing.quantities import plural
+from hal.auditing.unobserved import NOTHING_OBSERVED
 
 
 @dataclass(slots=True)
@@ -98,6 +99,8 @@ def count_by_class(findings: Iterable[Finding]) -> str:
 def verdict(report: AuditReport, fail_on: frozenset[GateClass]) -> str:
     """The outcome in a sentence."""
     failing = gated_findings(report, fail_on)
+    if any(finding.rule == NOTHING_OBSERVED for finding in failing):
+        return "Failed: nothing was observed, so that nothing is proven (unverified)."
     if failing:
         return f"Failed: {count_by_class(failing)}."
     remaining = report.open_findings()

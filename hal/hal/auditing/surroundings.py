@@ -13,6 +13,7 @@ from hal.auditing.audit_waivers import AuditWaivers
 from hal.auditing.document import AuditReport, Finding, Refusal
 from hal.auditing.foreign_variables import SLOW_RULE, foreign_variables, variable_findings
 from hal.auditing.refusals import SWALLOWED_RULE, refusal_findings
+from hal.auditing.unobserved import with_unobserved
 
 
 def complete_report(
@@ -43,7 +44,7 @@ def complete_report(
             "findings": (*report.findings, *further),
         }
     )
-    completed = _storable(completed)
+    completed = with_unobserved(_storable(completed))
     return completed if waivers is None else waivers.applied_to(completed)
 
 

@@ -203,8 +203,7 @@ def _finish(observed: audit, options: RunOptions, end: ProgramEnd, folder: str) 
     sys.stdout.flush()
     stream: Any = sys.stdout if options.outputs.streamed else sys.stderr
     with contextlib.redirect_stdout(stream):
-        code = finish_audit(report, options.outputs, options.fail_on)
-    return end.exit_code or code
+        return finish_audit(report, options.outputs, options.fail_on, end.exit_code)
 
 
 def _leave_fork(code: int) -> None:

@@ -126,7 +126,10 @@ def test_gate_counts_only_if_the_program_was_fine(
     assert _run(*options, "0", tmp_path=tmp_path)[0] == 1
     assert _run(*options, "5", tmp_path=tmp_path)[0] == 5
     assert _run("program/main.py", "0", tmp_path=tmp_path)[0] == 0
-    capfd.readouterr()
+    (program / "main.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
+    assert _run(*options, "0", tmp_path=tmp_path)[0] == 1
+    assert _run(*options, "9", tmp_path=tmp_path)[0] == 9
+    assert capfd.readouterr()[1].count("Failed: nothing was observed") == 2
 
 
 def test_words() -> None:

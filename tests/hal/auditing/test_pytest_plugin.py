@@ -37,6 +37,14 @@ def test_unknown_option():
     pass
 
 @pytest.mark.hal_audit(no_fallback=True)
+def test_nothing():
+    pass
+
+@pytest.mark.hal_audit()
+def test_nothing_without_a_gate():
+    pass
+
+@pytest.mark.hal_audit(no_fallback=True)
 def test_own_failure():
     attend()
     assert False, "its own"
@@ -50,9 +58,10 @@ def test_mark_and_fixture(tmp_path: Path) -> None:
     (tmp_path / "none.ini").write_text("[pytest]\n")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     lines = [line.split(" - ")[0] for line in done.stdout.splitlines()]
-    for name in ("another_class", "clean", "fixture"):
+    for name in ("another_class", "clean", "fixture", "nothing_without_a_gate"):
         assert f"PASSED test_them.py::test_{name}" in lines, done.stdout
-    for name in ("loses", "unknown_option", "own_failure"):
+    for name in ("loses", "unknown_option", "nothing", "own_failure"):
         assert f"FAILED test_them.py::test_{name}" in lines, done.stdout
     assert "test_them.py:9: an attention mask that is true everywhere" in done.stdout
+    assert "nothing was observed" in done.stdout
     assert "AssertionError: its own" in done.stdout
