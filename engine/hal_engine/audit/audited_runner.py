@@ -2,7 +2,7 @@
 
 Full mode runs each batch twice: once watched, which is slow, and once timed without anything
 looking. Running a batch again writes the same keys and values and gives the same logits. Light mode
-runs each once; of a number of steps one is timed and one is watched.
+runs each once, and few of them timed or watched: see `step_sampler`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from hal_engine.audit.observer import CallObserver
 from hal_engine.audit.step_mode import StepMode
+from hal_engine.audit.step_sampler import StepSampler, kind_of
 from hal_engine.batch import Batch, ModelRunner
 
 Mode = Literal["full", "light"]
@@ -24,7 +25,7 @@ SAMPLE_EVERY = 64
 class AuditedRunner:
     """A `ModelRunner` whose steps are watched and timed.
 
-    every: in light mode, the number (2 or more) of steps of which one is timed and one is watched.
+    every: in light mode, the number of steps of which at most one is timed and one is watched.
     In full mode the step mode is entered by who steps, so that it sees scheduling and sampling as
     well.
     """
@@ -38,7 +39,7 @@ class AuditedRunner:
         every: int = SAMPLE_EVERY,
     ) -> None:
         self._inner, self._observer, self._step, self._mode = inner, observer, step, mode
-        self._every, self._second = every, (every // 2 + 1) % every
+        self.sampler = StepSampler(every)
         self.num_steps = 0
         self.forward_ns = 0  # of timed forwards
         self._is_timed = self._is_watched = mode == "full"
@@ -79,16 +80,21 @@ class AuditedRunner:
         return logits
 
     def _sampled_execute(self, batch: Batch) -> torch.Tensor:
-        position = self.num_steps % self._every
-        self._is_timed, self._is_watched = position == 1, position == self._second
-        if self._is_watched:
-            self._step.in_forward = True
-            with self._observer.watching(), self._step:
-                return self._inner.execute(batch)
-        if self._is_timed:
-            with self._observer.timing():
-                return self._inner.execute(batch)
-        return self._inner.execute(batch)
+        kind = kind_of(batch)
+        look = self.sampler.choose(kind)
+        self._is_timed, self._is_watched = look == "timing", look == "watching"
+        begin = time.perf_counter_ns()
+        try:
+            if self._is_watched:
+                self._step.in_forward = True
+                with self._observer.watching(), self._step:
+                    return self._inner.execute(batch)
+            if self._is_timed:
+                with self._observer.timing():
+                    return self._inner.execute(batch)
+            return self._inner.execute(batch)
+        finally:
+            self.sampler.took(kind, look, time.perf_counter_ns() - begin)
 
     def embed(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._inner.embed(token_ids)

@@ -23,7 +23,7 @@ class LiveAudit:
     """Gives the bound ops to build with, wraps the runner, and reports."""
 
     def __init__(self, planned: PlannedModel, every: int) -> None:
-        """every: the number of steps of which one is timed and one is watched, 2 or more."""
+        """every: the number of steps of which at most one is timed and one is watched."""
         self._planned = planned
         self._options = AuditOptions(mode="light", measure=False, every=every)
         self._inspector = Inspector()
@@ -51,6 +51,7 @@ class LiveAudit:
             ops=self.ops,
             inspector=self._inspector,
             num_steps=0 if self._runner is None else self._runner.num_steps,
+            sampler=None if self._runner is None else self._runner.sampler,
             is_live=True,
         )
         return complete_report(report_of(observed), device_type=self._planned.device.torch_device)

@@ -154,14 +154,21 @@ def _verification(observed: Observed) -> Verification | None:
     )
 
 
+def _sampled(observed: Observed) -> str:
+    sampler = observed.sampler
+    watched, timed = (0, 0) if sampler is None else (sampler.num_watched, sampler.num_timed)
+    return (
+        f"light mode: of {observed.num_steps:,} steps {timed:,} were timed and {watched:,} watched "
+        "(the first of each size, then few); times are scaled up"
+    )
+
+
 def _notes(observed: Observed, sites: list[SeenSite]) -> list[str]:
     options, step = observed.options, observed.mode
     if options.mode == "full":
         notes = ["each batch ran twice: watched, then timed; times are of the second run"]
     else:
-        notes = [
-            f"of every {options.every} steps one was timed and one watched; times are scaled up"
-        ]
+        notes = [_sampled(observed)]
     escaped = sum(seen.calls for seen in step.outside.values() if seen.is_product)
     notes.append(
         f"{step.num_products:,} torch matrix products, attentions and collectives seen, "

@@ -20,6 +20,7 @@ from hal_engine.audit.load import Load, given_load, synthetic_load
 from hal_engine.audit.observer import CallObserver
 from hal_engine.audit.profiling import profiled_products
 from hal_engine.audit.step_mode import StepMode
+from hal_engine.audit.step_sampler import StepSampler
 from hal_engine.batch import ModelRunner
 from hal_engine.building import Progress, build_runner
 from hal_engine.engine_core import EngineCore
@@ -59,6 +60,7 @@ class Observed:
     profiled: Counter[str] = field(default_factory=Counter)  # see `profiled_products`
     inspector: Inspector
     num_steps: int = 0
+    sampler: StepSampler | None = None
     forward_ns: int = 0  # of timed forwards, wall
     errors: list[str] = field(default_factory=list)
     is_live: bool = False  # of an engine that goes on: what it did not reach is no finding
@@ -140,6 +142,7 @@ def run_load(observed: Observed, runner: AuditedRunner) -> None:
             while core.has_work:
                 _step(core, observed)
     observed.num_steps, observed.forward_ns = runner.num_steps, runner.forward_ns
+    observed.sampler = runner.sampler
 
 
 def _core(observed: Observed, runner: ModelRunner) -> EngineCore:

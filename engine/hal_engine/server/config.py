@@ -126,7 +126,7 @@ class ServerConfig(BaseModel):
     close_deadline_s: Seconds = 30.0
     """Time for the engine to close after the drain; the process ends then in any case."""
     audit_every: int = Field(0, ge=0, le=1_000_000)
-    """Steps of which one is timed and one is watched for `/v1/hal/audit`; 0 is off."""
+    """Steps of which at most one is timed and one watched for `/v1/hal/audit`; 0 is off."""
     event_buffer: Count = 64
     """Token events held for a client that reads slowly."""
 
