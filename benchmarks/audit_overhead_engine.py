@@ -145,11 +145,9 @@ def main() -> None:
         }
     for batch, rows in results.items():
         for name, row in rows.items():
-            left_out = (
-                f"  ({row['disturbed_turns']} turns left out)" if row["disturbed_turns"] else ""
-            )
             print(
-                f"batch {batch:>3}  {name:<6} {row['ms']:>9.3f} ms  {row['above']:+8.1%}{left_out}"
+                f"batch {batch:>3}  {name:<6} {row['ms']:>9.3f} ms  {row['above']:+8.1%}  "
+                f"({row['disturbed_turns']} turns left out)"
             )
     document = {
         "date": today(),
