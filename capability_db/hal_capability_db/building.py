@@ -177,6 +177,7 @@ def _device(entry: DeviceEntry, arch: Architecture, origin: str) -> DeviceProfil
         fabric_group=_fact(entry.fabric_group),
         p2p=_fact(entry.p2p),
         warp_size=_fact(entry.warp_size) if entry.warp_size else arch.warp_size,
+        compute_units=_fact(entry.compute_units),
         shared_memory_per_block_bytes=(
             _bytes(own_shared) if own_shared else arch.shared_memory_per_block_bytes
         ),

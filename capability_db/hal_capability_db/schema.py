@@ -94,6 +94,9 @@ class DeviceEntry(Overriding):
     )
     p2p: PeerEntry | None = Field(default=None, description="peer access over PCIe")
     warp_size: CountEntry | None = Field(default=None, description="if not the architecture's")
+    compute_units: CountEntry | None = Field(
+        default=None, description="multiprocessors of a torch device (SM, CU)"
+    )
     shared_memory_per_block: QuantityEntry | None = Field(
         default=None, description="if not the architecture's"
     )

@@ -43,6 +43,7 @@ def profile_by_architecture(
         fabric_group=no_count,
         p2p=no_text,
         warp_size=unknown(),
+        compute_units=no_count,
         shared_memory_per_block_bytes=no_count,
         notes=f"not in the database; {identity.basis}",
     )

@@ -173,6 +173,7 @@ def _attributes(
         _first(profile, architecture, "shared_memory_per_block_bytes"),
         whole=True,
     )
+    draft.attribute("compute_units", profile.compute_units, whole=True)
     draft.attribute("host_link", profile.host_link)
     draft.attribute("host_link_bytes_per_s", profile.host_link_bytes_per_s)
     draft.attributes["fabric"] = profile.fabric.value or "none"
