@@ -285,7 +285,9 @@ class TensorParallelRunner:
         """See `ModelRunner.execute`. Raises WorkerError if a rank is gone or frozen."""
         self._workers.send(batch)
         try:
-            return self._local.execute(batch)
+            logits = self._local.execute(batch)
+            self._group.check()
+            return logits
         except RuntimeError as error:  # what gloo raises for a lost peer and for a timeout
             raise self._workers.explain(error) from error
 

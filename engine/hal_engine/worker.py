@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from hal.binding import BoundOps
 from hal.errors import HalError, PlanError
+from hal.ops.collective import CollectiveGroup
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook, load_waivers
 from hal_engine.batch import Batch
@@ -30,7 +31,9 @@ from hal_engine.runner import LocalRunner
 from hal_engine.tensor_parallel import COUNTS_REQUEST
 
 
-def _build(order: dict[str, Any], channel: IO[str]) -> tuple[LocalRunner, BoundOps]:
+def _build(
+    order: dict[str, Any], channel: IO[str]
+) -> tuple[LocalRunner, BoundOps, CollectiveGroup]:
     registry = load_backends(disabled=order["disabled_plugins"])
     waivers = load_waivers(order["waivers"]) if order["waivers"] else WaiverBook()
     options = EngineOptions.model_validate(order["options"])
@@ -45,7 +48,8 @@ def _build(order: dict[str, Any], channel: IO[str]) -> tuple[LocalRunner, BoundO
     _answer(channel, state="planned")
     runtime = registry.create_runtime(planned.device)
     group = runtime.create_group(order["rank"], order["world_size"], order["rendezvous"])
-    return build_rank(planned, order["rank"], group, order["num_blocks"])
+    runner, ops = build_rank(planned, order["rank"], group, order["num_blocks"])
+    return runner, ops, group
 
 
 def _answer(channel: IO[str], **fields: Any) -> None:
@@ -62,7 +66,7 @@ def main() -> int:
     os.dup2(2, 1)
     order = json.loads(sys.stdin.buffer.readline())
     try:
-        runner, ops = _build(order, channel)
+        runner, ops, group = _build(order, channel)
     except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
         _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
         return 1
@@ -72,6 +76,7 @@ def main() -> int:
             _answer(channel, state="counts", counts=[astuple(count) for count in ops.counts()])
         else:
             runner.execute(Batch.from_json(line))
+            group.check()
     return 0
 
 

@@ -25,6 +25,7 @@ import tiny_models
 from greedy_oracle import GreedyOracle, complete
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook
+from hal_backends.torch_group import TorchGroup
 from hal_engine import tensor_parallel
 from hal_engine.api import EngineDeadError, GenerationRequest, SamplingParams
 from hal_engine.batch import Batch, ScheduledSequence
@@ -194,6 +195,31 @@ def test_a_batch_that_a_frozen_worker_does_not_read_is_an_error_in_time(
         for pid in workers.process_ids:
             os.kill(pid, signal.SIGKILL)
         workers.stop()
+
+
+def test_what_a_collective_could_not_raise_ends_the_step(
+    oracle: tuple[Path, GreedyOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels on a device cannot raise that a rank did not come; the group is asked each step."""
+    registry = load_backends()
+    options = EngineOptions(**OPTIONS, tp=2)
+    planned = plan_model(oracle[0], options, registry, WaiverBook(), {}, must_run=True)
+    order = WorkerOrder(
+        model=str(oracle[0]), options=options.model_dump(mode="json"), use={}, waivers=""
+    )
+    runner, _ = build_runner(planned, registry, order)
+    try:
+        batch = Batch(prefill=[ScheduledSequence(1, [3, 4, 5], 0, [0], "last")])
+        runner.execute(batch)
+
+        def missing(_: TorchGroup) -> None:
+            raise RuntimeError("required rank 1 to come")
+
+        monkeypatch.setattr(TorchGroup, "check", missing)
+        with pytest.raises(WorkerError, match="required rank 1 to come"):
+            runner.execute(batch)
+    finally:
+        runner.close()
 
 
 def test_a_worker_lost_while_idle_fails_the_next_request(

@@ -743,6 +743,12 @@ class ThreadGroup:
     def close(self) -> None:
         pass
 
+    def add_check(self, check: Callable[[], None]) -> None:
+        raise NotImplementedError("the references raise themselves")
+
+    def check(self) -> None:
+        pass
+
     def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._board[self.rank] = x.clone()
         self._barrier.wait(timeout=30)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,31 +14,13 @@ from hal.device import DeviceSpec
 from hal.errors import DetectionError
 from hal.host import LocalHost
 from hal.ops.collective import CollectiveGroup
+from hal_backends.torch_group import TorchGroup
 from hal_kernels.cpu_jit import parallel_runtime
 
 # A rank that is silent for this long counts as dead: its peers' collectives raise.
 COLLECTIVE_TIMEOUT_S = 10.0
 # The ranks start at different times and each imports torch.
 RENDEZVOUS_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class GlooGroup:
-    """A gloo process group."""
-
-    rank: int
-    world_size: int
-    process_group: Any
-
-    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's x in rank order; ranks must pass equal shapes."""
-        parts = [torch.empty_like(x) for _ in range(self.world_size)]
-        dist.all_gather(parts, x.contiguous(), group=self.process_group)
-        return parts
-
-    def close(self) -> None:
-        """Ends the connections. Peers that still wait for this rank get an error."""
-        dist.destroy_process_group(self.process_group)
 
 
 class CpuRuntime:
@@ -86,7 +66,7 @@ class CpuRuntime:
             world_size=world_size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
         )
-        return GlooGroup(rank, world_size, dist.group.WORLD)
+        return TorchGroup(rank, world_size, dist.group.WORLD)
 
     def free_memory_bytes(self) -> int:
         """MemAvailable, lowered to what a cgroup limit leaves."""

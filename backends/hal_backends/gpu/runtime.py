@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +20,7 @@ from torch._C._distributed_c10d import FileStore
 from hal.device import DeviceSpec
 from hal.errors import DetectionError
 from hal.ops.collective import CollectiveGroup
+from hal_backends.torch_group import TorchGroup
 
 # Backend -> the module that gives torch its device type; elsewhere torch itself has it.
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
@@ -71,25 +71,6 @@ def load_accelerator(device: DeviceSpec) -> Any:
             f"install a torch {torch.__version__} built for {device.backend}, and its driver",
         )
     return accelerator
-
-
-@dataclass(frozen=True, slots=True)
-class TorchGroup:
-    """A process group of the platform's collective library."""
-
-    rank: int
-    world_size: int
-    process_group: Any
-
-    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's x in rank order; ranks must pass equal shapes."""
-        parts = [torch.empty_like(x) for _ in range(self.world_size)]
-        dist.all_gather(parts, x.contiguous(), group=self.process_group)
-        return parts
-
-    def close(self) -> None:
-        """Ends the connections. Peers that still wait for this rank get an error."""
-        dist.destroy_process_group(self.process_group)
 
 
 class TorchRuntime:

@@ -47,6 +47,16 @@ class CollectiveGroup(Protocol):
         """The torch.distributed process group (or the vendor's), for real implementations."""
         ...
 
+    def add_check(self, check: Callable[[], None]) -> None:
+        """For an implementation whose kernels cannot raise: `check` raises what they left behind,
+        such as the rank that did not come. It may wait for the device."""
+        ...
+
+    def check(self) -> None:
+        """Calls every check. The engine does so once a step on each rank, when it needs the step's
+        results anyway. Raises what they raise, a RuntimeError."""
+        ...
+
     def close(self) -> None:
         """Leaves the group; the same process may join another one afterwards."""
         ...

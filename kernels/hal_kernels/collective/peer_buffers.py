@@ -31,7 +31,7 @@ class PeerBuffers:
 
     def check(self) -> None:
         """Raises PeerTimeoutError if a peer has not come since the last check. Waits for the
-        device: not for every step."""
+        device, so for the end of a step."""
         missing = int(self.status.item())
         if missing:
             self.status.zero_()

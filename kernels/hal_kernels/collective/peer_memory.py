@@ -48,32 +48,25 @@ def _acquire_flag(pointer, USE_PTX: tl.constexpr):
 
 
 @triton.jit
-def _raise_flags(
-    buffer_W_ptr, flag_offset, phase, program, programs, rank, epoch,
+def _meet_ranks(
+    buffer_W_ptr, status_ptr, flag_offset, phase, program, programs, rank, epoch, max_polls,
     WORLD: tl.constexpr, USE_PTX: tl.constexpr,
 ):  # fmt: skip
-    """Tell every rank that this program has finished a phase of the epoch."""
+    """Tell every rank that this program has finished a phase of the epoch, and wait for the same
+    program of every rank: 1 if each came within the limit of polls, else 0."""
     place = (phase * programs + program) * WORLD + rank
     for peer in tl.static_range(WORLD):
         base = tl.load(buffer_W_ptr + peer) + flag_offset
         _release_flag(base.to(tl.pointer_type(tl.int32)) + place, epoch, USE_PTX)
-
-
-@triton.jit
-def _await_flags(
-    buffer_W_ptr, status_ptr, flag_offset, phase, program, programs, rank, epoch, max_polls,
-    WORLD: tl.constexpr, USE_PTX: tl.constexpr,
-):  # fmt: skip
-    """1 if the same program of every rank came within the limit of polls, else 0."""
     own = (tl.load(buffer_W_ptr + rank) + flag_offset).to(tl.pointer_type(tl.int32))
     came = 1
     for peer in tl.static_range(WORLD):
-        place = own + (phase * programs + program) * WORLD + peer
+        flag = own + (phase * programs + program) * WORLD + peer
         # A peer may be an epoch ahead; the difference stays right when epochs wrap around.
-        behind = epoch - _acquire_flag(place, USE_PTX)
+        behind = epoch - _acquire_flag(flag, USE_PTX)
         polls = 0
         while (behind > 0) & (polls < max_polls):
-            behind = epoch - _acquire_flag(place, USE_PTX)
+            behind = epoch - _acquire_flag(flag, USE_PTX)
             polls += 1
         if behind > 0:
             came = 0

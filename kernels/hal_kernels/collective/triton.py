@@ -57,6 +57,7 @@ def bind(
     key = (algorithm, layout)
     if key not in shared:
         shared[key] = symmetric_buffers(handle, layout, torch.device(device.torch_device))
+        group.add_check(shared[key].check)
     return bind_to_buffers(
         shared[key],
         algorithm,

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 
 from hal_kernels.collective.peer_memory import (
-    _await_flags,
-    _raise_flags,
+    _meet_ranks,
     _stage_tile,
     _staged_tile,
     _sum_of_tiles,
@@ -50,10 +49,7 @@ def _all_reduce_one_shot_kernel(
                 slot_elements * rank if IS_PUSH else 0, half_offset, scale_offset,
                 dtype, BLOCK, WIRE_GROUP, IS_FNUZ,
             )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 0, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
@@ -94,10 +90,7 @@ def _all_reduce_norm_kernel(
                 slot_elements * rank if IS_PUSH else 0, half_offset, 0,
                 dtype, BLOCK, 0, False,
             )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 0, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
@@ -165,10 +158,7 @@ def _reduce_scatter_kernel(
         slot_elements, half_offset, scale_offset,
         WORLD, BLOCK, IS_PUSH, WIRE_GROUP, IS_FNUZ,
     )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 0, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
@@ -205,10 +195,7 @@ def _all_gather_kernel(
                 buffer_W_ptr, x, start, part, (rank + step) % WORLD if IS_PUSH else rank,
                 slot_elements * rank if IS_PUSH else 0, half_offset, 0, dtype, BLOCK, 0, False,
             )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 0, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
@@ -247,10 +234,7 @@ def _all_reduce_two_shot_kernel(
         x_N_ptr, buffer_W_ptr, part_elements, part_elements, N, N, rank, slot_elements,
         half_offset, scale_offset, WORLD, BLOCK, IS_PUSH, WIRE_GROUP, IS_FNUZ,
     )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 0, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
@@ -269,10 +253,7 @@ def _all_reduce_two_shot_kernel(
                 slot_elements * rank if IS_PUSH else 0, half_offset + result_offset, 0,
                 dtype, BLOCK, 0, False,
             )  # fmt: skip
-    _raise_flags(
-        buffer_W_ptr, flag_offset, 1, program, programs, rank, epoch, WORLD, USE_PTX
-    )  # fmt: skip
-    came = _await_flags(
+    came = _meet_ranks(
         buffer_W_ptr, status_ptr, flag_offset, 1, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip

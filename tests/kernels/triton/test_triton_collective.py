@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hal_kernels.collective.layout import BLOCK, Algorithm, buffer_layout, part_elements
+from gpu_devices import gpu
+from hal.ops.collective import CollectiveRequest
+from hal.ops.request import TokenRange
+from hal_backends.torch_group import TorchGroup
+from hal_kernels.collective import triton as triton_collective
+from hal_kernels.collective.layout import (
+    BLOCK,
+    Algorithm,
+    BufferLayout,
+    buffer_layout,
+    part_elements,
+)
 from hal_kernels.collective.peer_buffers import PeerBuffers, PeerTimeoutError
 from hal_kernels.collective.triton import bind_all_reduce_norm, bind_to_buffers
 from peer_ranks import run_ranks
@@ -186,6 +198,39 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_looks_right(algorithm: A
         values, message = found[rank]
         assert np.isnan(values).any()
         assert f"rank {rank} of 3: required rank 1 to come" in message
+
+
+def test_a_group_checks_the_buffers_of_its_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once however many call sites share them: see `CollectiveGroup.check`."""
+    made: list[PeerBuffers] = []
+
+    def local_buffers(_: Any, layout: BufferLayout, device: torch.device) -> PeerBuffers:
+        made.append(
+            PeerBuffers(
+                rank=0,
+                world_size=2,
+                layout=layout,
+                addresses=torch.zeros(2, dtype=torch.int64),
+                epochs=torch.zeros(layout.programs, dtype=torch.int32),
+                status=torch.zeros(1, dtype=torch.int32),
+            )
+        )
+        return made[-1]
+
+    monkeypatch.setattr(triton_collective, "symmetric_buffers", local_buffers)
+    group = TorchGroup(0, 2, SimpleNamespace())
+    device = gpu("sm_90")
+    for tokens in (8, 8, 1024):
+        request = CollectiveRequest(
+            kind="all_reduce", world_size=2, width=64, dtype="float32", transport="pcie",
+            tokens=TokenRange(1, tokens),
+        )  # fmt: skip
+        triton_collective.bind(request, device, group=group, algorithm="one_shot")
+    assert len(made) == 2
+    group.check()
+    made[1].status.fill_(2)
+    with pytest.raises(PeerTimeoutError, match="required rank 1 to come"):
+        group.check()
 
 
 def test_epochs_may_wrap_around() -> None:
