@@ -18,6 +18,7 @@ from hal.selection import Decision, Rejection
 MIN_GAIN_OF_SECOND_PACKING = 0.10
 # Without a weight a switch costs nothing, but differences below noise are not worth a range.
 MIN_GAIN_OF_SWITCH = 0.03
+_NO_LOSS = (ReasonKind.RANKED, ReasonKind.SCOPE)
 _BELOW = ", at up to "  # marks a reason that holds at the lower sizes of a range only
 
 
@@ -142,7 +143,8 @@ def _only_below(earlier: Sequence[Reason], loser: Rejection, tokens: TokenRange)
 
 def _is_same(a: Decision, b: Decision) -> bool:
     """Same choice and meaning, and the same losers for the same causes; times may differ, and so
-    may what was found, which is the number of tokens."""
+    may what was found, which is the number of tokens. That a loser is not meant for a size, or is
+    slower at it, costs nothing and divides nothing."""
     return (
         a.choice.name == b.choice.name
         and a.semantic_notes == b.semantic_notes
@@ -155,7 +157,7 @@ def _causes(decision: Decision) -> set[tuple[str, str, str, ReasonKind]]:
         (loser.name, reason.what, reason.required, reason.kind)
         for loser in decision.rejected
         for reason in loser.reasons
-        if reason.kind is not ReasonKind.RANKED
+        if reason.kind not in _NO_LOSS
     }
 
 

@@ -187,7 +187,7 @@ def test_ranges_of_one_choice_stay_apart_where_another_loser_could_not_serve(
 @pytest.mark.parametrize("field", ["required", "what", "kind"])
 def test_causes_that_differ_are_not_merged_away(candidate: Any, gemm: Any, field: str) -> None:
     def reasons(request: OpRequest) -> list[Reason]:
-        reason = {"what": "a", "required": "b", "found": "c", "kind": ReasonKind.SCOPE}
+        reason = {"what": "a", "required": "b", "found": "c", "kind": ReasonKind.HARDWARE}
         if request.tokens.low > 8:
             reason[field] = ReasonKind.SOFTWARE if field == "kind" else "other"
         return [Reason(**reason)]  # type: ignore[arg-type]  # built by name
@@ -197,6 +197,23 @@ def test_causes_that_differ_are_not_merged_away(candidate: Any, gemm: Any, field
         candidate("x", Tier.NATIVE, not_supported_reasons=reasons),
     ]
     assert [str(tokens) for tokens, _ in decide(gemm(), offered)] == ["1-8", "9-64"]
+
+
+def test_a_loser_that_is_not_meant_for_a_size_divides_nothing(candidate: Any, gemm: Any) -> None:
+    def up_to_8(request: OpRequest) -> list[Reason]:
+        if request.tokens.high <= 8:
+            return []
+        found = str(request.tokens)
+        return [Reason(what="message", required="<= 8", found=found, kind=ReasonKind.SCOPE)]
+
+    offered = [
+        candidate("best", Tier.NATIVE, us=lambda t: 1.0 * t),
+        candidate("small", Tier.NATIVE, us=lambda t: 2.0 * t, not_supported_reasons=up_to_8),
+    ]
+    ((tokens, decision),) = decide(gemm(), offered)
+    assert str(tokens) == "1-64"
+    kinds = {reason.kind for reason in decision.rejected[0].reasons}
+    assert kinds == {ReasonKind.SCOPE, ReasonKind.RANKED}
 
 
 def test_a_meaning_that_depends_on_the_size_is_not_merged_away(candidate: Any, gemm: Any) -> None:
