@@ -208,14 +208,19 @@ def load_waivers(path: Path | str, *, today: datetime.date | None = None) -> Wai
     Raises:
         WaiverError: the file is missing, malformed, or has an expired or over-broad waiver.
     """
+    source, text = read_waiver_text(path)
+    return parse_waivers(text, source, today=today)
+
+
+def read_waiver_text(path: Path | str) -> tuple[str, str]:
+    """What errors call the file, and its text. Raises WaiverError if it cannot be read."""
     source = f"waiver file {path}"
     try:
-        text = read_regular_text(path)
+        return source, read_regular_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise WaiverError(
             source, "a readable text file", str(error), "correct the path or the permissions"
         ) from error
-    return parse_waivers(text, source, today=today)
 
 
 def parse_waivers(text: str, source: str, *, today: datetime.date | None = None) -> WaiverBook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,30 +25,6 @@ Model = Annotated[
         "name of a preset (`hal models`)."
     ),
 ]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="auto (weights as stored), fp32, bf16, w8, w8a8, w4, w4a8."),
-]
-Device = Annotated[str | None, typer.Option(help="Device id, e.g. cpu:0; see `hal devices`.")]
-Host = Annotated[
-    Path | None,
-    typer.Option(help="A recorded host (`hal devices --record FILE`) in place of this one."),
-]
-TensorParallel = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")]
-Use = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--use", help="Explicit choice OP=NAME, e.g. attention.decode=NAME. Works or is an error."
-    ),
-]
-Waivers = Annotated[Path | None, typer.Option(help="Waiver file (TOML).")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Any setting, SECTION.KEY=VALUE, e.g. engine.max_num_seqs=16. See `hal settings`.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,28 +36,79 @@ class Session:
     model: Path
 
 
-def read_session(
-    ctx: typer.Context,
-    model: str,
-    *,
-    consumer: str,
-    assignments: Sequence[str] | None,
-    use: Sequence[str] | None,
-    flags: Mapping[str, Any],
-    host: Path | None = None,
-) -> Session:
-    """Settings of all sources under this command's options (None: not given).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoices:
+    """A model and how it is to run, as the command line has it. flags: setting -> value, None
+    where it was not given."""
 
-    Raises SettingsError, ModelNotFoundError.
-    """
-    shared = cli_context(ctx)
-    if host is not None:
-        shared.host = load_recorded_host(host)
-    shared.settings = shared.settings.with_flags(_given(assignments, use, flags))
-    return Session(
-        shared=shared,
-        options=shared.settings.section("engine", EngineOptions, consumer=consumer),
-        model=resolve_model(model),
+    ctx: typer.Context
+    model: str
+    use: Sequence[str] | None = None
+    assignments: Sequence[str] | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+    def session(
+        self, consumer: str, *, flags: Mapping[str, Any] | None = None, host: Path | None = None
+    ) -> Session:
+        """Settings of all sources under these options. flags: more of them, which come first.
+
+        Raises SettingsError, ModelNotFoundError.
+        """
+        shared = cli_context(self.ctx)
+        if host is not None:
+            shared.host = load_recorded_host(host)
+        given = _given(self.assignments, self.use, {**(flags or {}), **self.flags})
+        shared.settings = shared.settings.with_flags(given)
+        return Session(
+            shared=shared,
+            options=shared.settings.section("engine", EngineOptions, consumer=consumer),
+            model=resolve_model(self.model),
+        )
+
+
+def read_model_choices(
+    ctx: typer.Context,
+    model: Model,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="auto (weights as stored), fp32, bf16, w8, w8a8, w4, w4a8."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device id, e.g. cpu:0; see `hal devices`. For plans also a device that is known "
+            '(`hal db list`), "all" of this host, or a group, "NAME x8".'
+        ),
+    ] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel ranks.")] = None,
+    use: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--use",
+            help="Explicit choice OP=NAME, e.g. attention.decode=NAME. Works or is an error.",
+        ),
+    ] = None,
+    waivers: Annotated[Path | None, typer.Option(help="Waiver file (TOML).")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any setting, SECTION.KEY=VALUE, e.g. engine.max_num_seqs=16. See `hal settings`.",
+        ),
+    ] = None,
+) -> ModelChoices:
+    """What every command that plans or runs a model takes (for `takes`)."""
+    return ModelChoices(
+        ctx=ctx,
+        model=model,
+        use=use,
+        assignments=set_,
+        flags={
+            "engine.precision": precision,
+            "engine.device": device,
+            "engine.tp": tp,
+            "selection.waivers": waivers,
+        },
     )
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hal.auditing.gate import AuditOutputs, finish_audit, parse_fail_on
 from hal.cli import audit_options as gate
+from hal.cli.option_groups import takes
 from hal.errors import UsageError
 from hal.text_files import read_regular_text
 from hal.violations import violation_error
@@ -38,52 +40,24 @@ Verify = Annotated[
 ]
 
 
+@takes(choices=args.read_model_choices, outputs=gate.read_outputs)
 def audit(
-    ctx: typer.Context,
-    model: args.Model,
-    precision: args.Precision = None,
-    device: args.Device = None,
-    tp: args.TensorParallel = None,
-    use: args.Use = None,
-    waivers: gate.Waivers = None,
+    choices: args.ModelChoices,
+    outputs: AuditOutputs,
     prompts: Prompts = None,
     mode: Mode = "full",
     verify: Verify = None,
     fail_on: gate.FailOn = None,
-    as_json: gate.Json = None,
-    junit: gate.JUnit = None,
-    sarif: gate.Sarif = None,
-    markdown: gate.Markdown = None,
-    html: gate.Html = None,
-    previous: gate.Previous = None,
-    set_: args.Set = None,
 ) -> None:
     """Run a model and prove which implementations ran; or `hal audit run PROGRAM`, any program.
 
     Exit code 1 if a finding of a class of --fail-on is there and no waiver allows it; by default
     lost-fast-path, unrouted, semantic and leaf-mismatch.
     """
-    from hal.auditing.gate import create_outputs, finish_audit, parse_fail_on
-
     classes = parse_fail_on(fail_on)
-    outputs = create_outputs(
-        json=as_json, junit=junit, sarif=sarif, markdown=markdown, html=html, previous=previous
-    )
     share = parse_share(verify)
     texts = [] if prompts is None else read_prompts(prompts)
-    session = args.read_session(
-        ctx,
-        model,
-        consumer="hal audit",
-        assignments=set_,
-        use=use,
-        flags={
-            "engine.precision": precision,
-            "engine.device": device,
-            "engine.tp": tp,
-            "selection.waivers": waivers,
-        },
-    )
+    session = choices.session("hal audit")
     planned, registry, allowed = plan_audit(session)
     from hal_engine.audit.report import audit_model  # torch takes seconds: not for a user's mistake
     from hal_engine.audit.running import AuditOptions

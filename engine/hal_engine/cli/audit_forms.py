@@ -12,7 +12,9 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from hal.auditing.gate import AuditOutputs
 from hal.cli import audit_options as gate
+from hal.cli.option_groups import takes
 
 _FORMS = ("run", "show")
 _WORDS = "hal.audit.words"
@@ -42,21 +44,13 @@ class AuditCommand(TyperCommand):
         return get_command(app).main(args=words[1:], prog_name="hal audit show")
 
 
+@takes(outputs=gate.read_outputs)
 def _show(
     report: Annotated[Path, typer.Argument(help="A report that --json wrote.")],
+    outputs: AuditOutputs,
     fail_on: gate.FailOn = None,
-    as_json: gate.Json = None,
-    junit: gate.JUnit = None,
-    sarif: gate.Sarif = None,
-    markdown: gate.Markdown = None,
-    html: gate.Html = None,
-    previous: gate.Previous = None,
 ) -> None:
     """Show a stored report again, or write it as another kind of file."""
-    from hal.auditing.gate import create_outputs
     from hal.cli.audit_show import show_report
 
-    outputs = create_outputs(
-        json=as_json, junit=junit, sarif=sarif, markdown=markdown, html=html, previous=previous
-    )
     raise typer.Exit(show_report(report, outputs, fail_on))

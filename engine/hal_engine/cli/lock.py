@@ -15,25 +15,21 @@ from hal.auditing.lock_diff import diff_locks
 from hal.auditing.plan_documents import LockDocument, lock_from, read_lock
 from hal.auditing.report_files import check_writable, write_report_file
 from hal.cli.diff import write_diff
+from hal.cli.option_groups import takes
 from hal.errors import UsageError
 from hal.plan import Plan
 from hal.plugins.registry import BackendRegistry
 from hal.plugins.states import PluginStatus
 from hal.violations import violation_error
 from hal.visible_text import visible_json
-from hal_engine.cli import arguments as args
-from hal_engine.cli.plan import check_absent_software, one_count, plan_device
-from hal_engine.device_choice import parse_count, parse_group, parse_software
+from hal_engine.cli.plan_target import PlanTarget, read_plan_target
 
 _STANDARD_OUTPUT = Path("-")
 
 
+@takes(target=read_plan_target)
 def lock(
-    ctx: typer.Context,
-    model: args.Model,
-    group: Annotated[
-        str | None, typer.Argument(help="Number of devices, as x8: tensor-parallel ranks.")
-    ] = None,
+    target: PlanTarget,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where it is written; - is output."),
@@ -58,19 +54,6 @@ def lock(
         Path | None,
         typer.Option("--markdown", metavar="FILE", help="With --check: for a pull request."),
     ] = None,
-    precision: args.Precision = None,
-    device: Annotated[
-        str | None, typer.Option(help="A device, here or known, as of `hal plan`.")
-    ] = None,
-    host: args.Host = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", help="Software on a device that is not here, NAME=VERSION."),
-    ] = None,
-    tp: args.TensorParallel = None,
-    use: args.Use = None,
-    waivers: args.Waivers = None,
-    set_: args.Set = None,
 ) -> None:
     """Write what a model's plan is, and what it depends on: versions, variables, the devices'
     profiles, the source of its kernels. With --check: exit code 1 if any of it has changed.
@@ -86,25 +69,9 @@ def lock(
     older = None if check is None else read_lock(check)
     if output is not None and output != _STANDARD_OUTPUT:
         check_writable(output, "option --output")
-    name, count = parse_group(device or "")
-    count = one_count(count, None if group is None else parse_count(group), tp)
-    session = args.read_session(
-        ctx,
-        model,
-        consumer="hal lock",
-        assignments=set_,
-        use=use,
-        host=host,
-        flags={
-            "engine.precision": precision,
-            "engine.device": name or None,
-            "engine.tp": count,
-            "selection.waivers": waivers,
-        },
-    )
-    software = parse_software(with_ or ())
-    check_absent_software(session, [session.options.device], software)
-    planned = plan_device(session, session.options.device, count, software)
+    resolved = target.resolve("hal lock")
+    (planned,) = resolved.plans()
+    session = resolved.session
     document = lock_document(planned, session.model, session.shared.backends)
     if older is not None:
         raise typer.Exit(_compare(older, document, kinds, json_, markdown))

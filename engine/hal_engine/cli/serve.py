@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hal.cli.option_groups import takes
 from hal.cli.output import VisibleConsole
 from hal_engine.cli import arguments as args
 from hal_engine.cli.plan_table import print_plan, terminal
@@ -25,20 +26,14 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.0002
 
 
+@takes(choices=args.read_model_choices)
 def serve(
-    ctx: typer.Context,
-    model: args.Model,
+    choices: args.ModelChoices,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    precision: args.Precision = None,
-    device: args.Device = None,
-    tp: args.TensorParallel = None,
-    use: args.Use = None,
-    waivers: args.Waivers = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key clients must send.")
     ] = None,
-    set_: args.Set = None,
 ) -> None:
     """Serve a model with an OpenAI-compatible API, after printing the plan it runs by."""
     from hal_engine.server.config import ServerConfig
@@ -46,22 +41,8 @@ def serve(
     from hal_engine.server.signals import end_process_within, ignore_signals
     from hal_engine.serving import start_engine
 
-    session = args.read_session(
-        ctx,
-        model,
-        consumer="hal serve",
-        assignments=set_,
-        use=use,
-        flags={
-            "serve.host": host,
-            "serve.port": port,
-            "serve.api_key_file": api_key_file,
-            "engine.precision": precision,
-            "engine.device": device,
-            "engine.tp": tp,
-            "selection.waivers": waivers,
-        },
-    )
+    flags = {"serve.host": host, "serve.port": port, "serve.api_key_file": api_key_file}
+    session = choices.session("hal serve", flags=flags)
     server = session.shared.settings.section("serve", ServerConfig, consumer="hal serve")
     check_exposure(server)
     listener = bind_listener(server)  # a port that is taken is said before the model loads

@@ -18,9 +18,13 @@ from typing import Final, Literal
 from hal.auditing.document import AuditReport, Finding, Location, Row, WaiverUse
 from hal.auditing.gates import GateClass
 from hal.auditing.summary import op_label
-from hal.errors import WaiverError
-from hal.text_files import read_regular_text
-from hal.waivers import Waiver, WaiverBook, parse_waiver_tables, problem_alone
+from hal.waivers import (
+    Waiver,
+    WaiverBook,
+    parse_waiver_tables,
+    problem_alone,
+    read_waiver_text,
+)
 
 State = Literal["used", "unused", "expired", "over-broad"]
 _GATES: Final = {"tier": GateClass.LOST_FAST_PATH}
@@ -78,13 +82,7 @@ def read_audit_waivers(
     """
     if path is None:
         return AuditWaivers()
-    source = f"waiver file {path}"
-    try:
-        text = read_regular_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise WaiverError(
-            source, "a readable text file", str(error), "correct the path or the permissions"
-        ) from error
+    source, text = read_waiver_text(path)
     return audit_waivers(parse_waiver_tables(text, source), source, today=today)
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from hal.auditing.changes import Change, ChangeKind, Diff
 from hal.auditing.markdown import MAX_CHARACTERS
 from hal.auditing.markdown_text import markdown_code, markdown_text
-from hal.auditing.quantities import plural
+from hal.auditing.quantities import number_runs, plural
 
 MAX_SHOWN: Final = 60
 _STYLES: Final = {
@@ -77,20 +77,7 @@ def _grouped(sites: tuple[str, ...]) -> list[str]:
         found = layers.setdefault(pattern, [])
         if len(parts) > 1:
             found.append(int(parts[1]))
-    return [pattern.replace("*", _runs(numbers)) for pattern, numbers in layers.items()]
-
-
-def _runs(numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    texts = ["–".join(map(str, run)) for run in runs]
-    if len(texts) > 6:
-        texts[3:-1] = ["…"]
-    return ",".join(texts)
+    return [pattern.replace("*", number_runs(numbers, ",")) for pattern, numbers in layers.items()]
 
 
 def render_diff_markdown(diff: Diff) -> str:

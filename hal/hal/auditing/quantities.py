@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
+_MAX_RUNS: Final = 8
+_NUM_FIRST_RUNS: Final = 5
+
 
 def format_time(us: float | None) -> str:
     """`830 ns`, `12.4 µs`, `3.1 ms`, `2.4 s`; empty for what nobody measured."""
@@ -51,3 +57,17 @@ def format_bytes(count: float) -> str:
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """`1 call`, `1,204 calls`."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def number_runs(numbers: Iterable[int], separator: str = ", ") -> str:
+    """`0–4, 7, 9–11`; of very many runs the first ones and the last."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    texts = ["–".join(map(str, run)) for run in runs]
+    if len(texts) > _MAX_RUNS:
+        texts[_NUM_FIRST_RUNS:-1] = ["…"]
+    return separator.join(texts)

@@ -20,7 +20,6 @@ from typer.main import get_command
 from hal.auditing.gate import (
     PROGRAM_FAIL_ON,
     AuditOutputs,
-    create_outputs,
     finish_audit,
     parse_fail_on,
 )
@@ -32,6 +31,7 @@ from hal.auditing.program_runs import (
     shadowed_modules,
 )
 from hal.cli import audit_options as gate
+from hal.cli.option_groups import takes
 from hal.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -119,33 +119,22 @@ def _options_app(found: dict[str, RunOptions]) -> typer.Typer:
     )
 
     @app.command(name="run", epilog="Then a script with its arguments, or -m MODULE with its own.")
+    @takes(outputs=gate.read_outputs)
     def run(
+        outputs: AuditOutputs,
         mode: Annotated[
             Literal["full", "light"],
             typer.Option(help="full sees every op and is slow; light observes some steps."),
         ] = "full",
         fail_on: gate.FailOn = None,
         waivers: gate.Waivers = None,
-        as_json: gate.Json = None,
-        junit: gate.JUnit = None,
-        sarif: gate.Sarif = None,
-        markdown: gate.Markdown = None,
-        html: gate.Html = None,
-        previous: gate.Previous = None,
     ) -> None:
         """Run any PyTorch program unchanged, and report which fast paths it used and lost."""
         found["options"] = RunOptions(
             mode=mode,
             fail_on=parse_fail_on(fail_on, PROGRAM_FAIL_ON),
             waivers=waivers,
-            outputs=create_outputs(
-                json=as_json,
-                junit=junit,
-                sarif=sarif,
-                markdown=markdown,
-                html=html,
-                previous=previous,
-            ),
+            outputs=outputs,
         )
 
     return app

@@ -23,14 +23,13 @@ from hal.auditing.html.finding_cards import open_cards, waived_cards
 from hal.auditing.html.heat_map import heat_map
 from hal.auditing.html.losers import leaf_groups, loser_list
 from hal.auditing.html.palette import palette_css
-from hal.auditing.html.places import number_runs
 from hal.auditing.html.roofline_plot import roofline_plot
 from hal.auditing.html.row_table import row_table
 from hal.auditing.html.shown_text import embedded_json, shown_text
 from hal.auditing.html.tier_marks import TIER_MARKS
 from hal.auditing.html.time_shares import NUM_FIRST, coverage_of, op_groups, op_segments
 from hal.auditing.html.verdict import judge_report
-from hal.auditing.quantities import plural
+from hal.auditing.quantities import number_runs, plural
 from hal.auditing.report_diff import MIN_SHARE, NOISE
 from hal.auditing.summary import observed_time_us
 

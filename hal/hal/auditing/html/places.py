@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from hal.auditing.document import Row
+from hal.auditing.quantities import number_runs
 
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -41,20 +42,6 @@ def place_of(row: Row) -> str:
 def group_place(row: Row) -> str:
     """The place of a row without its layer."""
     return site_pattern(row.site, row.layer) if row.site else place_of(row)
-
-
-def number_runs(numbers: Iterable[int]) -> str:
-    """`0–4, 7, 9–11`; of very many runs the first ones and the last."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    texts = ["–".join(map(str, run)) for run in runs]
-    if len(texts) > 8:
-        texts[5:-1] = ["…"]
-    return ", ".join(texts)
 
 
 def layers_text(layers: Iterable[int]) -> str:

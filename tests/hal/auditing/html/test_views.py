@@ -14,11 +14,12 @@ from hal.auditing.html.comparison import compare, counts_of
 from hal.auditing.html.finding_cards import open_cards, waived_cards
 from hal.auditing.html.heat_map import MAX_LINES, heat_map
 from hal.auditing.html.losers import leaf_groups, loser_list
-from hal.auditing.html.places import layers_text, number_runs, short_site, site_pattern
+from hal.auditing.html.places import layers_text, short_site, site_pattern
 from hal.auditing.html.roofline_plot import roofline_plot
 from hal.auditing.html.tier_marks import is_loss, row_mark
 from hal.auditing.html.time_shares import coverage_of, op_groups, op_segments
 from hal.auditing.html.verdict import judge_report
+from hal.auditing.quantities import number_runs
 from hal.auditing.summary import observed_time_us
 from layered_reports import (
     BANDWIDTH,
