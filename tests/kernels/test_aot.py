@@ -290,17 +290,18 @@ def test_a_device_without_evidence_or_room_is_told_so() -> None:
     assert any("shared memory" in reason.what for reason in reasons)
 
 
-def test_every_integer_of_a_kernel_may_be_one() -> None:
+@pytest.mark.parametrize("forms", ["", pytest.param("--all", marks=pytest.mark.long)])
+def test_every_integer_of_a_kernel_may_be_one(forms: str) -> None:
     """One row, one split: the launch makes a constant of it. In a process that compiles."""
     script = Path(__file__).resolve().parents[1] / "support" / "specialised_to_one.py"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     ended = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *forms.split()],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1200,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""

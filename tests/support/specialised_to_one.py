@@ -3,11 +3,15 @@
 A launch makes a constant of an integer argument that is 1 (one row, one split, a stride of one),
 and a constant has no methods: a kernel that calls one compiles for every size but this one. Only
 the front end runs, for one architecture. Not under the interpreter, which makes no constants.
+
+All integers together for every form of a kernel; each alone for its first form, or with `--all` for
+every one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -32,11 +36,12 @@ def forms(kernel: TritonKernel) -> list[KernelVariant]:
     return list(found.values())
 
 
-def failures(kernel: TritonKernel) -> Iterator[str]:
+def failures(kernel: TritonKernel, *, of_all: bool) -> Iterator[str]:
     function = kernel.load()
-    for variant in forms(kernel):
+    for number, variant in enumerate(forms(kernel)):
         integers = [name for name, kind in variant.scalars.items() if kind.startswith("i")]
-        for ones in (*([name] for name in integers), integers):
+        alone = [[name] for name in integers] if of_all or number == 0 else []
+        for ones in (*alone, integers):
             try:
                 _front_end(function, variant, ones)
             except Exception as error:  # noqa: BLE001 - the compiler's refusal is the result
@@ -75,5 +80,5 @@ def _front_end(function: Any, variant: KernelVariant, ones: list[str]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for catalogued in CATALOGUE.values():
-        for line in failures(catalogued):
+        for line in failures(catalogued, of_all="--all" in sys.argv):
             print(line)
