@@ -143,3 +143,7 @@ class DocumentError(HalError):
 
 class AuditError(HalError):
     """An audit of a program cannot begin or end here, or its gate failed."""
+
+
+class KernelTuningError(HalError):
+    """A configuration of a kernel cannot be measured here, or nothing would say what was."""
