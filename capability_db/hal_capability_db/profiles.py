@@ -186,8 +186,8 @@ class DeviceProfile:
     measured: rates and bandwidths somebody measured. memory_bytes: as stated, where a maker's GB of
     memory chips are GiB, as the chips are made; usable_memory_bytes: what software sees, where
     known. fabric: "nvlink", "xgmi", …, "none"; fabric_group: how many devices of a host it links
-    each to each, 2 for a bridge. compute_units: multiprocessors (SM, CU). p2p: "enabled", "disabled" or "conditional" over
-    PCIe; its note says on what.
+    each to each, 2 for a bridge. compute_units: multiprocessors (SM, CU). p2p: "enabled",
+    "disabled" or "conditional" over PCIe; its note says on what.
     """
 
     id: str

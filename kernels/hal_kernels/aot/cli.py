@@ -1,4 +1,4 @@
-"""`hal kernels list|check`: every Triton kernel with what its machine code proves."""
+"""`hal kernels list|check|tune`: every Triton kernel with what its machine code proves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, wr
 from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored, summary
 from hal_kernels.aot.targets import TARGETS, Target, find_target
 from hal_kernels.aot.variant import TritonKernel
+from hal_kernels.tuning.cli import tune_kernels
 
 KERNELS_SCHEMA = "halstack.kernels/1"
 
@@ -35,6 +36,7 @@ def register_commands(cli: typer.Typer) -> None:
     app = typer.Typer(name="kernels", help="Triton kernels and what their machine code proves.")
     app.command("list")(list_kernels)
     app.command("check")(check_kernels)
+    app.command("tune")(tune_kernels)
     cli.add_typer(app)
 
 

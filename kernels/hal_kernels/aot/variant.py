@@ -76,12 +76,20 @@ class TritonKernel:
     def source_hash(self, target: Target) -> str:
         """16 hexadecimal digits over the text of the modules that the kernel is made of and the
         variants that the target is meant to run."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name in (self.module, *self.sources):
-            digest.update(_source_of(name))
+        digest = self._digest()
         for variant in self.variants(target):
             digest.update(json.dumps(_plain(variant), sort_keys=True).encode())
         return digest.hexdigest()
+
+    def code_hash(self) -> str:
+        """As `source_hash`, of the modules alone: what a configuration was tried with."""
+        return self._digest().hexdigest()
+
+    def _digest(self) -> hashlib.blake2b:
+        digest = hashlib.blake2b(digest_size=8)
+        for name in (self.module, *self.sources):
+            digest.update(_source_of(name))
+        return digest
 
 
 def _plain(variant: KernelVariant) -> dict[str, Any]:

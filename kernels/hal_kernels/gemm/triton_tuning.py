@@ -1,0 +1,251 @@
+"""What may be chosen for the Triton products, and what a choice costs. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hal.device import DeviceSpec
+from hal.ops.formats import FORMATS, WeightFormat
+from hal.ops.gemm import GemmRequest
+from hal.ops.request import TokenRange
+from hal.reasons import Reason
+from hal_kernels.aot.targets import Target
+from hal_kernels.gemm.triton_limits import choose_kernel, size_of
+from hal_kernels.gemm.triton_variants import configurations
+from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.shapes import ShapeClass, shape_class
+from hal_kernels.tuning.tunable import Call, Default, TunableKernel
+
+_MODULE = "hal_kernels.gemm.triton"
+_SIZES = ("k", "n")
+_TABLES = {"plain": "gemm", "bias": "gemm", "gated": "gemm_gated"}
+# Formats by which a call of a quantised form is made: (kernel, form) -> name.
+_FORMATS = {
+    ("gemm.fp8_block", "g128"): "fp8_block128_a8",
+    ("gemm.fp8_block", "g32"): "fp8_block32_ue8m0_a8",
+    ("gemm.mxfp8", "weight32"): "fp8_block32_ue8m0_a8",
+    ("gemm.weight_only", "w8"): "int8_channel",
+    ("gemm.weight_only", "w4g32"): "int4_g32",
+    ("gemm.weight_only", "w4g32-asym"): "int4_g32_asym",
+}
+_WEIGHT_BYTES = {"w8": 1.0, "w4g32": 0.5625, "w4g32-asym": 0.625}  # scales of groups included
+
+
+def shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
+    """Kernel and class of a request at the most tokens of its range; None for what no kernel
+    serves."""
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        return None
+    name = choice.config
+    if choice.kernel == "gemm.dense":
+        form = "gated" if name.endswith("-gated") else "bias" if name.endswith("-bias") else "plain"
+    elif choice.kernel == "gemm.weight_only":
+        form = name.partition("-")[2]
+    else:
+        form = name.removesuffix("-small")
+    sizes = {"n": request.n, "k": request.k}
+    return choice.kernel, shape_class(choice.dtype, form, request.tokens.high, sizes)
+
+
+def _tiles(shape: ShapeClass) -> list[tuple[int, int]]:
+    """Rows and columns of a tile: of few rows the weight's bytes decide, so tiles are narrow."""
+    if shape.rows <= 16:
+        return [(16, 32), (16, 64), (16, 128)]
+    shapes = [(32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128)]
+    return [(m, n) for m, n in shapes if m <= max(32, shape.rows) and n <= max(64, _columns(shape))]
+
+
+def _columns(shape: ShapeClass) -> int:
+    return shape.size("n") // (2 if shape.form == "gated" else 1)
+
+
+def _warps(m: int, n: int) -> int:
+    return 8 if m * n >= 128 * 128 else 4
+
+
+def _depths(target: Target) -> tuple[int, ...]:
+    return (2,) if target.backend == "hip" else (3, 4)
+
+
+def _dense_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    splits = (1, 4, 8) if shape.rows <= 16 and shape.size("k") >= 1024 else (1,)
+    columns = (64, 128) if shape.rows <= 16 else (32, 64)
+    return [
+        {
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "SPLIT_K": split,
+            "GROUP_M": 1 if m == 16 else 8, "num_warps": _warps(m, n), "num_stages": stages,
+        }
+        for m, n in _tiles(shape)
+        for k in columns
+        for split in splits
+        for stages in _depths(target)
+    ]  # fmt: skip
+
+
+def _weight_only_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    return [
+        {
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 1 if m == 16 else 8,
+            "num_warps": _warps(m, n), "num_stages": stages,
+        }
+        for m, n in _tiles(shape)
+        if m * n <= 128 * 128
+        for k in (64, 128)
+        for stages in _depths(target)
+    ]  # fmt: skip
+
+
+def _fp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    # wgmma and tcgen05 take 64 rows; with fewer Triton widens FP8 without a word.
+    least = 64 if target.arch in ("sm_90", "sm_100", "sm_103") else 16
+    tiles = [(m, n) for m, n in _tiles(shape) if m >= least] or [(64, 32), (64, 64), (64, 128)]
+    return [
+        {
+            "BLOCK_M": m, "BLOCK_N": n, "GROUP_M": 1 if shape.rows <= 16 else 8,
+            "num_warps": warps, "num_stages": stages,
+        }
+        for m, n in tiles
+        if m * n <= 128 * 128
+        for warps in (4, 8)
+        for stages in _depths(target)
+    ]  # fmt: skip
+
+
+def _mxfp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    return [
+        {
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8,
+            "num_warps": warps, "num_stages": stages,
+        }
+        for m, n in ((64, 64), (64, 128), (128, 64), (128, 128))
+        for warps in (4, 8)
+        for stages in (2, 3)
+    ]  # fmt: skip
+
+
+def _dense_default(target: Target, shape: ShapeClass) -> Default:
+    size = size_of(shape.rows, shape.size("k"))
+    table = configurations(_TABLES[shape.form], target)
+    suffix = "" if shape.form == "plain" else f"-{shape.form}"
+    return Default(config=size + suffix, configuration=table[size])
+
+
+def _weight_only_default(target: Target, shape: ShapeClass) -> Default:
+    size = size_of(shape.rows)
+    table = configurations("gemm_weight_only", target)
+    return Default(config=f"{size}-{shape.form}", configuration=table[size])
+
+
+def _fp8_default(target: Target, shape: ShapeClass) -> Default:
+    name = f"{shape.form}-small" if size_of(shape.rows) == "small" else shape.form
+    return Default(config=name, configuration=configurations("gemm_fp8_block", target)[name])
+
+
+def _mxfp8_default(target: Target, shape: ShapeClass) -> Default:
+    table = configurations("gemm_mxfp8", target)
+    return Default(config=shape.form, configuration=table[shape.form])
+
+
+def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
+    """Of the product alone, with its float32 parts where K is split."""
+    m, n = configuration["BLOCK_M"], configuration["BLOCK_N"]
+    columns, k = _columns(shape), shape.size("k")
+    halves = 2 if shape.form == "gated" else 1
+    depth = configuration.get("BLOCK_K", configuration.get("GROUP_K", 64))
+    splits = configuration.get("SPLIT_K", 1)
+    activation = 1.0 if shape.dtype.startswith("fp8") else 2.0
+    weight = _WEIGHT_BYTES.get(shape.form, activation)
+    blocks = -(-shape.rows // m) * -(-columns // n)
+    whole = -(-k // depth)
+    steps = -(-whole // splits)
+    parts = 8.0 * splits * shape.rows * columns * halves if splits > 1 else 0.0
+    return Footprint(
+        programs=blocks * splits,
+        steps=steps,
+        step_bytes=int(depth * (m * activation + n * halves * weight)),
+        flops=2.0 * blocks * m * n * halves * steps * splits * depth,
+        needed_flops=2.0 * shape.rows * columns * halves * k,
+        memory_bytes=shape.rows * k * activation
+        + columns * halves * k * weight
+        + 2.0 * shape.rows * columns
+        + parts,
+    )
+
+
+def _dense_call(shape: ShapeClass, device: Any) -> Call:
+    import torch
+
+    from hal.ops.formats import torch_dtype
+
+    n, k, dtype = shape.size("n"), shape.size("k"), torch_dtype(shape.dtype)
+    request = GemmRequest(
+        n=n, k=k, dtype=shape.dtype, weight_format=FORMATS[shape.dtype],
+        has_bias=shape.form == "bias", tokens=TokenRange(1, shape.rows),
+        epilogue="silu_gated" if shape.form == "gated" else "none",
+    )  # fmt: skip
+    static = {"weight": (torch.randn(n, k, device=device) / k**0.5).to(dtype)}
+    if shape.form == "bias":
+        static["bias"] = torch.randn(n, device=device).to(dtype)
+    x = torch.randn(shape.rows, k, device=device).to(dtype)
+    return Call(request=request, static=static, args=(x,))
+
+
+def _quantised_call(kernel: str) -> Any:
+    def call(shape: ShapeClass, device: Any) -> Call:
+        import dataclasses
+
+        import torch
+
+        from hal.ops.formats import QuantizedWeight, quantize_weight
+
+        form: WeightFormat = FORMATS[_FORMATS[kernel, shape.form]]
+        n, k = shape.size("n"), shape.size("k")
+        packed: QuantizedWeight = quantize_weight(torch.randn(n, k) / k**0.5, form)
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in dataclasses.fields(packed)
+            if isinstance(value := getattr(packed, field.name), torch.Tensor)
+        }
+        request = GemmRequest(
+            n=n, k=k, dtype="bfloat16", weight_format=form, tokens=TokenRange(1, shape.rows)
+        )
+        x = torch.randn(shape.rows, k, device=device).to(torch.bfloat16)
+        static = {"weight": dataclasses.replace(packed, **moved)}
+        return Call(request=request, static=static, args=(x,))
+
+    return call
+
+
+def _wide(target: Target) -> Sequence[str]:
+    return ("bfloat16", "float16")
+
+
+def _eight(target: Target) -> Sequence[str]:
+    return (target.fp8_dtype,)
+
+
+TUNABLE = (
+    TunableKernel(
+        kernel="gemm.dense", module=_MODULE, size_names=_SIZES, forms=("plain", "bias", "gated"),
+        dtypes=_wide, default=_dense_default, space=_dense_space, footprint=_footprint,
+        call=_dense_call,
+    ),
+    TunableKernel(
+        kernel="gemm.fp8_block", module=_MODULE, size_names=_SIZES, forms=("g128", "g32"),
+        dtypes=_eight, default=_fp8_default, space=_fp8_space, footprint=_footprint,
+        call=_quantised_call("gemm.fp8_block"),
+    ),
+    TunableKernel(
+        kernel="gemm.mxfp8", module=_MODULE, size_names=_SIZES, forms=("weight32",),
+        dtypes=_eight, default=_mxfp8_default, space=_mxfp8_space, footprint=_footprint,
+        call=_quantised_call("gemm.mxfp8"),
+    ),
+    TunableKernel(
+        kernel="gemm.weight_only", module=_MODULE, size_names=_SIZES,
+        forms=("w8", "w4g32", "w4g32-asym"), dtypes=lambda target: ("bfloat16",),
+        default=_weight_only_default, space=_weight_only_space, footprint=_footprint,
+        call=_quantised_call("gemm.weight_only"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""From machine code to the model's time: of a trial, and of what is launched without tuning."""
+
+from __future__ import annotations
+
+from hal.device import DeviceSpec
+from hal_kernels.aot.evidence import Evidence
+from hal_kernels.aot.targets import Target
+from hal_kernels.tuning.configuration_files import Trial
+from hal_kernels.tuning.performance_model import (
+    Prediction,
+    Resources,
+    device_rates,
+    predict,
+)
+from hal_kernels.tuning.shapes import ShapeClass
+from hal_kernels.tuning.trial_compiling import trial_of
+from hal_kernels.tuning.tunable import TunableKernel
+
+LAUNCH_US = 2.0
+"""Assumed time of a launch beside the work, so that a second kernel is not free."""
+
+
+def estimate(
+    tunable: TunableKernel, shape: ShapeClass, trial: Trial, device: DeviceSpec
+) -> Prediction | str:
+    """What the model says of a compiled configuration, or why it cannot."""
+    if trial.error:
+        return trial.error
+    rates = device_rates(device)
+    if isinstance(rates, str):
+        return f"not known of the device: {rates}"
+    configuration = trial.configuration
+    most = device.attributes.get("shared_memory_per_block_bytes")
+    if most is not None and trial.shared_bytes > int(most):
+        return f"needs {trial.shared_bytes:,} bytes of shared memory, a block has {int(most):,}"
+    used = Resources(
+        registers=trial.registers,
+        shared_bytes=trial.shared_bytes,
+        num_warps=configuration["num_warps"],
+        stages=configuration["num_stages"],
+        unit=_unit(shape, trial),
+    )
+    return predict(tunable.footprint(shape, configuration), used, rates)
+
+
+def estimate_default(
+    tunable: TunableKernel,
+    shape: ShapeClass,
+    target: Target,
+    evidence: Evidence | None,
+    device: DeviceSpec,
+) -> Prediction | str:
+    """As `estimate`, of the configuration that is launched where none is kept, from the stored
+    evidence of its machine code."""
+    if evidence is None:
+        return "no stored machine code of the configuration"
+    configuration = tunable.default(target, shape).configuration
+    return estimate(tunable, shape, trial_of(evidence, configuration), device)
+
+
+def modelled_us(found: Prediction, configuration: dict[str, int]) -> float:
+    """The time by which configurations are ranked: with the launch, and that of the kernel which
+    sums the parts of a split."""
+    launches = 2 if configuration.get("SPLIT_K", 1) > 1 else 1
+    return found.us + LAUNCH_US * launches
+
+
+def _unit(shape: ShapeClass, trial: Trial) -> str:
+    """Whose rate: the claimed dtype's, or the 16-bit one where operands are widened."""
+    if shape.dtype.startswith("fp8"):
+        return "fp8" if trial.tier in ("native", "spilled") else "bfloat16"
+    return shape.dtype

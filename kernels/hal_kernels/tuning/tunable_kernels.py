@@ -1,0 +1,34 @@
+"""Every kernel whose configuration can be tuned, and which class of which a request is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hal.device import DeviceSpec
+from hal.errors import SettingsError
+from hal.suggestions import did_you_mean
+from hal_kernels.aot.catalogue import CATALOGUE
+from hal_kernels.gemm import triton_tuning as gemm
+from hal_kernels.tuning.shapes import ShapeClass
+from hal_kernels.tuning.tunable import TunableKernel
+
+TUNABLE: Mapping[str, TunableKernel] = MappingProxyType({k.kernel: k for k in (*gemm.TUNABLE,)})
+
+ShapeOf = Callable[[Any, DeviceSpec], tuple[str, ShapeClass] | None]
+SHAPE_OF: Mapping[str, ShapeOf] = MappingProxyType({"gemm": gemm.shape_of})
+"""Op -> the kernel and the class of a request."""
+
+
+def find_tunable(name: str) -> TunableKernel:
+    """Raises SettingsError for a kernel that there is not, or that has nothing to choose."""
+    if name in TUNABLE:
+        return TUNABLE[name]
+    known = sorted(TUNABLE)
+    remedy = did_you_mean(name, TUNABLE)
+    if name in CATALOGUE:
+        remedy = "it has one configuration on each architecture: nothing is to be tuned"
+    raise SettingsError(
+        "option --kernel", f"one that can be tuned: {', '.join(known)}", repr(name), remedy
+    )

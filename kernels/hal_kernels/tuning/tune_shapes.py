@@ -1,0 +1,91 @@
+"""Which classes a tuning is about: those that are named, or those of a model's plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from hal.errors import SettingsError, UsageError
+from hal.processes import ProcessEnd, run_bounded
+from hal_kernels.aot.targets import Target
+from hal_kernels.tuning.shapes import ShapeClass, parse_shape
+from hal_kernels.tuning.tunable import TunableKernel
+from hal_kernels.tuning.tunable_kernels import TUNABLE
+
+_PLAN_DEADLINE_S = 300.0
+_PLAN_BYTES = 64 << 20
+_COMMAND = "from hal.cli import main; main()"
+
+Classes = list[tuple[TunableKernel, ShapeClass]]
+
+
+def named_classes(
+    kernels: Sequence[TunableKernel], texts: Sequence[str], target: Target
+) -> Classes:
+    """Each text as a class of each kernel. Raises UsageError for a text that is none."""
+    return [(kernel, _named(kernel, text, target)) for kernel in kernels for text in texts]
+
+
+def _named(kernel: TunableKernel, text: str, target: Target) -> ShapeClass:
+    dtypes = tuple(kernel.dtypes(target))
+    try:
+        return parse_shape(text, size_names=kernel.size_names, forms=kernel.forms, dtypes=dtypes)
+    except ValueError as error:
+        example = ",".join(f"{name}=4096" for name in kernel.size_names)
+        raise UsageError(
+            f"option --shape {text}",
+            f"a class of {kernel.kernel}",
+            str(error),
+            f"write it as {example},rows=16; forms: {', '.join(kernel.forms)}; dtypes: "
+            + ", ".join(dtypes),
+        ) from error
+
+
+def classes_of_model(
+    model: str, device: str, kernels: Sequence[TunableKernel], target: Target
+) -> Classes:
+    """The classes of a model's calls on a device, from its plan: each once, in its order.
+
+    Raises SettingsError if there is no plan, or none of these kernels in it.
+    """
+    plan = _plan(model, device)
+    names = {kernel.kernel for kernel in kernels}
+    found: dict[tuple[str, str], None] = {}
+    for op in plan.get("ops", []):
+        for use in op.get("kernels", []):
+            if use["kernel"] in names and use["shape"]:
+                found[use["kernel"], use["shape"]] = None
+    if not found:
+        raise SettingsError(
+            f"plan of {model} for {device}",
+            f"calls of {', '.join(sorted(names))}",
+            "none",
+            "`hal plan MODEL --device NAME` shows which kernels it has",
+        )
+    return [(TUNABLE[name], _named(TUNABLE[name], text, target)) for name, text in found]
+
+
+def _plan(model: str, device: str) -> dict[str, list[dict[str, list[dict[str, str]]]]]:
+    """`hal plan MODEL --device DEVICE --json -`, in a process of its own: plans are the engine's,
+    which kernels know nothing of."""
+    outcome = run_bounded(
+        [sys.executable, "-c", _COMMAND, "plan", model, "--device", device, "--json", "-"],
+        deadline_s=_PLAN_DEADLINE_S,
+        environment=dict(os.environ),
+        output_limit_bytes=_PLAN_BYTES,
+    )
+    try:
+        if outcome.end is not ProcessEnd.EXITED:
+            raise ValueError(outcome.describe())
+        document = json.loads(outcome.stdout)
+    except ValueError as error:
+        told = outcome.stderr.decode(errors="replace").strip()
+        raise SettingsError(
+            f"plan of {model} for {device}",
+            "a plan (`hal plan`)",
+            told or str(error),
+            "correct what it says",
+        ) from error
+    return dict(document)
