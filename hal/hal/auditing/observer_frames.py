@@ -74,8 +74,9 @@ class FrameReader:
         is_traced = False
         while frame is not None:
             code = frame.f_code
-            kind = kinds.get(id(code))
-            if kind is None:
+            try:
+                kind = kinds[id(code)]
+            except KeyError:
                 kind = self._judge(frame)
             if kind:
                 if kind is Kind.PROGRAM:

@@ -24,7 +24,8 @@ _SCALARS_VARY: Final[frozenset[OpClass]] = frozenset({"elementwise", "other", "c
 _UNSTABLE: Final = frozenset(
     f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty", "lift_fresh")
 ) | {"aten::new_empty_strided", "aten::set_", "aten::resize_", "aten::from_file"}
-
+_NUMBERS: Final = tuple(map(str, range(64)))
+"""Names of the arguments of a higher-order op, which has no schema."""
 
 # Their schema says that they make something new; their result is their input's memory.
 _HIDDEN_VIEWS: Final = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
@@ -72,7 +73,8 @@ class OpInfo:
         tags = getattr(func, "tags", ())
         self.op_class = classify(self.name, is_pointwise=torch.Tag.pointwise in tags)
         arguments = () if schema is None else tuple(schema.arguments)
-        self.argument_names = tuple(argument.name for argument in arguments)
+        names = _NUMBERS if schema is None else (argument.name for argument in arguments)
+        self.argument_names = tuple(names)
         self.is_mutable = bool(schema is not None and schema.is_mutable)
         self.written = frozenset(
             argument.name

@@ -46,7 +46,7 @@ class SettingsReader:
 
     def current(self) -> Settings:
         """Pairs of key and value that differ from torch's defaults."""
-        raw = tuple(function() for function in self._functions)
+        raw = tuple([function() for function in self._functions])  # quicker than a generator
         cast = None
         for device in self._devices:
             if torch.is_autocast_enabled(device):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 _SWEEP_AT: Final = 4096
-_EMPTY: Final[frozenset[str]] = frozenset()
+_EMPTY: Final[frozenset[Any]] = frozenset()
 
 
 class StorageFacts:
@@ -27,7 +27,7 @@ class StorageFacts:
         self.uid = uid
         self.reference = reference
         self.is_constant = is_constant
-        self.dtypes: frozenset[str] = _EMPTY
+        self.dtypes: frozenset[torch.dtype] = _EMPTY
         self.devices: frozenset[str] = _EMPTY
         self.version = 0
         self.literal: Any = None
@@ -41,7 +41,6 @@ class Storages:
         self._lock = threading.Lock()
         self._next_uid = 0
         self._sweep_at = _SWEEP_AT
-        self._names: dict[Any, str] = {}
 
     def note_existing(self) -> None:
         """Marks the memory of every tensor that there is now as older than the audit."""
@@ -99,41 +98,36 @@ class Storages:
                 self._release(facts)
             self._facts.clear()
 
-    def dtype_name(self, value: Any) -> str:
-        """ "float32" of torch.float32."""
-        name = self._names.get(value)
-        if name is None:
-            name = self._names[value] = str(value).removeprefix("torch.")
-        return name
-
-    def origins(self, tensor: torch.Tensor, facts: StorageFacts) -> frozenset[str]:
-        """dtypes that the tensor was made from, its own included."""
-        name = self.dtype_name(tensor.dtype)
-        if name not in facts.dtypes:
-            facts.dtypes |= {name}
-        return facts.dtypes
-
-    def origin_devices(self, tensor: torch.Tensor, facts: StorageFacts) -> frozenset[str]:
-        """device types that the tensor was made from, its own included."""
-        name = tensor.device.type
-        if name not in facts.devices:
-            facts.devices |= {name}
-        return facts.devices
-
-    def note_result(
-        self, result: torch.Tensor, sources: list[StorageFacts], *, carries: bool, constant: bool
-    ) -> StorageFacts | None:
-        """A new memory that an op made. carries: its values are those of the inputs, in another
-        form, so that their origins are its origins."""
-        facts = self.of(result)
-        if facts is None:
-            return None
-        facts.is_constant = constant and all(source.is_constant for source in sources)
-        if carries:
+    def note_call(
+        self,
+        outputs: list[torch.Tensor],
+        sources: list[StorageFacts],
+        written: list[StorageFacts],
+        *,
+        carries: bool,
+        constant: bool,
+        random: bool,
+    ) -> None:
+        """An op ran. carries: its results have its inputs' values in another form, so that their
+        origins are its origins. constant: made of constants, they are constants. random: what it
+        writes is none."""
+        for facts in written:
+            self.note_write(facts, sources, carries=carries, constant=not random)
+        if constant:
             for source in sources:
-                facts.dtypes |= source.dtypes
-                facts.devices |= source.devices
-        return facts
+                if not source.is_constant:
+                    constant = False
+                    break
+        if not (carries or constant):
+            return  # a memory of which nothing is known is a new one
+        for tensor in outputs:
+            made = self.of(tensor)
+            # Not the input itself, or a view of it: made is compared by identity.
+            if made is None or made in written or made in sources:
+                continue
+            made.is_constant = constant
+            if carries:
+                _carry(made, sources)
 
     def note_literal(self, result: torch.Tensor, value: Any) -> None:
         """A new memory that holds one number."""
@@ -152,6 +146,13 @@ class Storages:
             facts.is_constant and constant and all(source.is_constant for source in others)
         )
         if carries:
-            for source in others:
-                facts.dtypes |= source.dtypes
-                facts.devices |= source.devices
+            _carry(facts, others)
+
+
+def _carry(facts: StorageFacts, sources: list[StorageFacts]) -> None:
+    """What the sources were made from."""
+    for source in sources:
+        if not source.dtypes <= facts.dtypes:
+            facts.dtypes |= source.dtypes
+        if not source.devices <= facts.devices:
+            facts.devices |= source.devices

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
-from hal.auditing.observer_facts import FactKey
+from hal.auditing.observer_facts import Fact
 from hal.auditing.observer_frames import Stack
 from hal.auditing.observer_ops import OpInfo
 from hal.auditing.observer_settings import Settings
 from hal.auditing.trace import Region
 
+MAX_ENTRIES: Final = 50_000
+"""Of a thread; what comes after is summed by op and place."""
 _OPEN: Final = frozenset({"backward", "grad"})
 
 
@@ -25,7 +26,7 @@ class FunctionEntry:
         self.stack = stack
         self.settings = settings
         self.module = module
-        self.leaves: Counter[str] = Counter()
+        self.leaves: dict[str, int] = {}
         self.calls = 0
         self.time_ns = 0
 
@@ -53,8 +54,8 @@ class OpEntry:
     def __init__(
         self,
         info: OpInfo,
-        inputs: tuple[FactKey, ...],
-        outputs: tuple[FactKey, ...],
+        inputs: tuple[Fact, ...],
+        outputs: tuple[Fact, ...],
         values: tuple[tuple[str, Any], ...],
         stack: Stack,
         region: Region,
@@ -113,6 +114,7 @@ class ThreadSums:
 
     __slots__ = (
         "frames",
+        "function_calls",
         "functions",
         "inner_ns",
         "is_busy",
@@ -131,6 +133,7 @@ class ThreadSums:
         self.name = name
         self.ops: dict[Any, OpEntry] = {}
         self.functions: dict[Any, FunctionEntry] = {}
+        self.function_calls: dict[Any, FunctionEntry] = {}  # by keys that are quickly made
         self.frames: list[FunctionFrame] = []
         self.last_storage: dict[Any, tuple[int, int]] = {}  # memory, products until then
         self.inner_ns = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hal.auditing.observer import Observer
-from hal.auditing.observer_facts import tensor_fact
+from hal.auditing.observer_facts import Fact, plain, tensor_fact
 from hal.auditing.observer_sums import FunctionEntry, OpEntry, ThreadSums
 from hal.auditing.trace import FunctionCall, ObservedOp, SwallowedError, Trace
 
@@ -53,8 +53,8 @@ def _observed_op(
     return ObservedOp(
         name=op.name,
         op_class=op.op_class,
-        inputs=tuple(tensor_fact(key) for key in op.inputs),
-        outputs=tuple(tensor_fact(key) for key in op.outputs),
+        inputs=tuple(tensor_fact(fact) for fact in op.inputs),
+        outputs=tuple(tensor_fact(fact) for fact in op.outputs),
         values={name: _json(value) for name, value in op.values},
         location=stack[0] if stack else None,
         stack=stack,
@@ -82,8 +82,8 @@ def _argument(value: Any) -> Any:
 
 
 def _is_fact(part: Any) -> bool:
-    return isinstance(part, tuple) and len(part) == 2 and part[0] == "tensor"
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Fact)
 
 
 def _json(value: Any) -> Any:
-    return [_json(part) for part in value] if isinstance(value, tuple) else value
+    return [_json(part) for part in value] if isinstance(value, tuple) else plain(value)

@@ -41,7 +41,7 @@ class TorchSide:
         """Observes the calling thread from now on."""
         self.observer.storages.note_existing()
         self.observer.settings.current()
-        self.observer.on_module = self._found_module
+        self.observer.calls.on_module = self._found_module
         self._compile.begin()
         self._script.install()
         self._door.install()
@@ -61,7 +61,7 @@ class TorchSide:
         self._door.restore()
         self._script.restore()
         self.observer.settings.current()
-        self.observer.on_module = None
+        self.observer.calls.on_module = None
         self.observer.storages.close()
 
     def observe_thread(self) -> None:

@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal.auditing.observer import Observer
+from hal.auditing.observer_facts import PLAIN_TENSORS
 from hal.auditing.observer_ops import OpInfo
 from hal.auditing.observer_sums import FunctionFrame, ThreadSums
 
 _C: Final = torch._C
 _redispatch: Final = getattr(torch.overrides, "redispatch_function", None)
-_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _CALLING: Final = frozenset({"torch.nn.functional", "torch.functional", "torch.autograd"})
 _COMPOSITE: Final = _C.DispatchKey.CompositeImplicitAutograd
 _set_eval_frame: Final = _C._dynamo.eval_frame.set_eval_frame
@@ -59,7 +59,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         observer = self._observer
         if not observer.is_active:
             return func(*args, **kwargs)
-        if types and not _PLAIN.issuperset(types):
+        if types and not PLAIN_TENSORS.issuperset(types):
             return _with_subclass(func, types, args, kwargs)
         sums = observer.sums()
         if sums.is_busy:
@@ -82,7 +82,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return self._run_parts(info, args, kwargs)
         try:
             before = observer.before(info, args, kwargs)
-            is_counted = not any(tensor.device.type == "meta" for tensor in before.tensors)
+            is_counted = not any([tensor.is_meta for tensor in before.tensors])
         except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
             observer.trouble(error)
             return func(*args, **kwargs)
@@ -151,19 +151,19 @@ class ObservedFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         observer = self._observer
-        if not observer.is_active or not observer.facts.function_name(func):
+        if not observer.is_active or not observer.calls.reader.name(func):
             return func(*args, **kwargs)
         sums = observer.sums()
         if sums.is_busy:
             return func(*args, **kwargs)
-        frame = observer.enter(sums, func, args, kwargs)
+        frame = observer.calls.enter(sums, func, args, kwargs)
         overhead_ns = sums.overhead_ns
         start_ns = perf_counter_ns()
         try:
             result = self._call(func, types, args, kwargs)
         except BaseException as error:
             sums.frames.pop()
-            observer.note_error(error, observer.facts.function_name(func), sys._getframe(1))
+            observer.note_error(error, observer.calls.reader.name(func), sys._getframe(1))
             raise
         total_ns = perf_counter_ns() - start_ns - (sums.overhead_ns - overhead_ns)
         self._leave(sums, frame, max(total_ns, 0), result, sys._getframe(1))
@@ -172,7 +172,7 @@ class ObservedFunctions(TorchFunctionMode):
     def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The function; torch functions that are Python call others, which are seen as well unless
         a subclass has its own idea of the function."""
-        if _redispatch is None or not _calls_others(func) or not _PLAIN.issuperset(types):
+        if _redispatch is None or not _calls_others(func) or not PLAIN_TENSORS.issuperset(types):
             return func(*args, **kwargs)
         _C._push_on_torch_function_stack(self)
         try:
@@ -187,7 +187,7 @@ class ObservedFunctions(TorchFunctionMode):
         sums.is_busy = True
         had_functions = _take_off(self)
         try:
-            self._observer.leave(sums, frame, total_ns, result, python)
+            self._observer.calls.leave(sums, frame, total_ns, result, python)
         except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
             self._observer.trouble(error)
         finally:
@@ -217,7 +217,7 @@ def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_meta(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.device.type == "meta"
+    return isinstance(result, torch.Tensor) and result.is_meta
 
 
 def push_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:
