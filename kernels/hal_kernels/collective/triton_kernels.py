@@ -94,6 +94,7 @@ def _all_reduce_norm_kernel(
         buffer_W_ptr, status_ptr, flag_offset, 0, program, programs, rank, epoch, max_polls,
         WORLD, USE_PTX,
     )  # fmt: skip
+    tl.store(epoch_P_ptr + program, epoch)  # here, so that no register holds it over the sums
     weight = tl.load(weight_H_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     for row in range(program, T, programs):
         total = _sum_of_tiles(
@@ -108,7 +109,6 @@ def _all_reduce_norm_kernel(
         wide = tl.where(inside, added.to(tl.float32), 0.0)
         y = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / H + eps)) * weight
         tl.store(y_TH_ptr + row * H + cols, y.to(dtype), mask=inside)
-    tl.store(epoch_P_ptr + program, epoch)
 
 
 @triton.jit
