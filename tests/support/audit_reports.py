@@ -16,6 +16,7 @@ from hal.auditing.document import (
     Machine,
     Refusal,
     Row,
+    RowState,
     Variable,
     Verification,
     WaiverUse,
@@ -119,6 +120,9 @@ def random_report(seed: int, num_findings: int = 12) -> AuditReport:
     def number() -> float | None:
         return rng.choice([None, 0.0, rng.random(), rng.random() * 1e7])
 
+    def calls_of(state: str) -> int:
+        return 0 if state == "never-exercised" else rng.randrange(10**7)
+
     findings = tuple(
         Finding(
             rule=rng.choice(["math-attention", "widened-gemm", "swallowed-refusal", "x y"]),
@@ -139,6 +143,7 @@ def random_report(seed: int, num_findings: int = 12) -> AuditReport:
         )
         for _ in range(num_findings)
     )
+    states: list[RowState] = ["planned", "never-exercised", "not-planned", "observed"]
     rows = tuple(
         Row(
             op=rng.choice(["attention", "gemm", text()]),
@@ -149,8 +154,8 @@ def random_report(seed: int, num_findings: int = 12) -> AuditReport:
             arguments=text(),
             implementation=text(),
             tier=rng.choice(["native", "portable", "reference", "unknown"]),
-            state=rng.choice(["planned", "never-exercised", "not-planned", "observed"]),
-            calls=rng.randrange(10**7),
+            state=state,
+            calls=calls_of(state),
             flops=rng.random() * 1e15,
             bytes=rng.random() * 1e12,
             time_us=number(),
@@ -160,15 +165,23 @@ def random_report(seed: int, num_findings: int = 12) -> AuditReport:
             location=place(),
         )
         for n in range(rng.randrange(1, 20))
+        for state in rng.choices(states)
     )
+    times = [row.time_us or 0.0 for row in rows]
     return report(
         subject=text(),
         machine=Machine(label=text(), device_id=text(), arch=text()),
         plan_hash=rng.choice([None, "0123456789abcdef"]),
         rows=rows,
         findings=findings,
+        time_us=sum(times),
         coverage={
-            name: Work(calls=n, flops=rng.random() * 1e12, bytes=rng.random() * 1e9, time_us=1.0)
+            name: Work(
+                calls=sum(row.calls for row in rows) if n == 0 else n,
+                flops=sum(row.flops for row in rows) / (n + 1),
+                bytes=sum(row.bytes for row in rows) / (n + 1),
+                time_us=sum(times) / 4,
+            )
             for n, name in enumerate(["native", "outside", "host", text()])
         },
         variables=(

@@ -61,7 +61,7 @@ def hostile_report(*, long: int = 1 << 14) -> AuditReport:
             tier=text(n + 5),
             state="not-planned" if n % 3 else "planned",
             calls=n + 1,
-            flops=1e300 if n == 5 else 10.0**n,
+            flops=1e36 if n == 5 else 10.0**n,
             bytes=1e-300 if n == 6 else 10.0 ** (n / 2),
             time_us=1e-12 if n == 7 else 10.0 ** (n / 3),
             bound_us=1.0,

@@ -50,6 +50,11 @@ def _time(sites: Sequence[SeenSite]) -> float | None:
     return sum(times) if times else None
 
 
+def _share(us: float | None, all_us: float) -> float | None:
+    """Of all the time; sums that are rounded apart are no more than all of it."""
+    return min(1.0, us / all_us) if us is not None and all_us else None
+
+
 def _finding(
     sites: Sequence[SeenSite], all_us: float, rule: str, gate: GateClass, **fields: object
 ) -> Finding:
@@ -63,7 +68,7 @@ def _finding(
             "site": site_label(sites),
             "calls": sum(seen.row.calls for seen in sites),
             "time_us": us,
-            "time_share": us / all_us if us is not None and all_us else None,
+            "time_share": _share(us, all_us),
             **fields,
         }
     )
@@ -257,7 +262,7 @@ def _outside_finding(seen: OutsideOp, all_us: float, rule: str) -> Finding:
         else "make it a call site of the plan (models/sites.py) and bind it",
         calls=seen.calls,
         time_us=round(us, 3),
-        time_share=us / all_us if all_us else None,
+        time_share=_share(us, all_us),
         cost_us=round(us, 3) if is_host else None,
     )
 

@@ -1,14 +1,16 @@
 """The report of an audit as data: "halstack.audit/1". Every view and every gate reads this.
 
 One document for both kinds of audit: of a model in our engine (rows are planned call sites) and of
-any PyTorch program (rows are what was observed, by source line).
+any PyTorch program (rows are what was observed, by source line). Numbers are finite, counts and
+amounts not negative and not beyond what can be, shares between 0 and 1; that totals hold what their
+rows do is `totals_problem`, which readers of files ask.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +21,13 @@ SCHEMA: Final = "halstack.audit/1"
 LeafState = Literal["seen", "other", "not-observed", "not-declared"]
 RowState = Literal["planned", "never-exercised", "not-planned", "observed"]
 
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+TimeUs = Annotated[float, Field(ge=0, le=1e18)]
+"""µs; a thousand processes for thirty years."""
+Amount = Annotated[float, Field(ge=0, le=1e36)]
+"""FLOPs, bytes, and either a second."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class Part(BaseModel):
     """A piece of the document: frozen, and an unknown key is an error."""
@@ -28,14 +37,14 @@ class Part(BaseModel):
 
 class Location(Part):
     """A line of source. file: as the program was found, relative to the working directory if in
-    it."""
+    it. line: 0 is the file as a whole."""
 
     file: str
-    line: int = Field(ge=0)
+    line: Count
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 class Evidence(Part):
@@ -49,10 +58,10 @@ class Evidence(Part):
 class Work(Part):
     """What ran, summed. time_us: wall time inside the calls; None where nobody measured."""
 
-    calls: int = 0
-    flops: float = 0.0
-    bytes: float = 0.0
-    time_us: float | None = None
+    calls: Count = 0
+    flops: Amount = 0.0
+    bytes: Amount = 0.0
+    time_us: TimeUs | None = None
 
 
 class Finding(Part):
@@ -73,12 +82,12 @@ class Finding(Part):
     location: Location | None = None
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
-    calls: int = 0
-    time_us: float | None = None
-    time_share: float | None = None
-    cost_us: float | None = None
+    calls: Count = 0
+    time_us: TimeUs | None = None
+    time_share: Share | None = None
+    cost_us: TimeUs | None = None
     waiver: str | None = None
-    rank: int | None = None
+    rank: Count | None = None
 
     @property
     def where(self) -> str:
@@ -100,7 +109,7 @@ class LeafCheck(Part):
     (others ran instead), "not-observed" (nothing here can see it), "not-declared"."""
 
     declared: tuple[str, ...] = ()
-    seen: Mapping[str, int] = Field(default_factory=dict)
+    seen: Mapping[str, Count] = Field(default_factory=dict)
     state: LeafState = "not-declared"
     proof: str = ""
 
@@ -112,7 +121,7 @@ class Loser(Part):
     name: str
     tier: str
     reasons: tuple[Evidence, ...] = ()
-    gain_us: float | None = None
+    gain_us: TimeUs | None = None
     unlock: tuple[str, ...] = ()
 
 
@@ -124,17 +133,17 @@ class Row(Part):
     op: str
     phase: str = "any"
     site: str = ""
-    layer: int | None = None
-    tokens: tuple[int, int] | None = None
+    layer: Count | None = None
+    tokens: tuple[Count, Count] | None = None
     arguments: str = ""
     implementation: str
     tier: str = "unknown"
     state: RowState = "observed"
-    calls: int = 0
-    flops: float = 0.0
-    bytes: float = 0.0
-    time_us: float | None = None
-    bound_us: float | None = None
+    calls: Count = 0
+    flops: Amount = 0.0
+    bytes: Amount = 0.0
+    time_us: TimeUs | None = None
+    bound_us: TimeUs | None = None
     bound_by: str | None = None
     leaf: LeafCheck = LeafCheck()
     losers: tuple[Loser, ...] = ()
@@ -155,8 +164,8 @@ class Machine(Part):
     label: str
     device_id: str = ""
     arch: str = ""
-    peak_flops: Mapping[str, float] = Field(default_factory=dict)
-    memory_bandwidth: float | None = None
+    peak_flops: Mapping[str, Amount] = Field(default_factory=dict)
+    memory_bandwidth: Amount | None = None
     is_measured: bool = False
 
 
@@ -187,17 +196,17 @@ class WaiverUse(Part):
 
     text: str
     state: Literal["used", "unused", "expired", "over-broad"]
-    calls: int = 0
+    calls: Count = 0
 
 
 class Verification(Part):
     """Sampled calls run again with the reference. worst: largest error over its tolerance; above
     1 is a divergence. first_divergence, first_non_finite: the first call site, in call order."""
 
-    share: float
-    compared_calls: int
-    skipped_calls: int = 0
-    worst: float | None = None
+    share: Share
+    compared_calls: Count
+    skipped_calls: Count = 0
+    worst: Annotated[float, Field(ge=0)] | None = None
     worst_site: str | None = None
     first_divergence: str | None = None
     first_non_finite: str | None = None
@@ -219,7 +228,7 @@ class AuditReport(Part):
     machine: Machine
     versions: Mapping[str, str] = Field(default_factory=dict)
     plan_hash: str | None = None
-    time_us: float | None = None
+    time_us: TimeUs | None = None
     coverage: Mapping[str, Work] = Field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -227,7 +236,7 @@ class AuditReport(Part):
     refusals: tuple[Refusal, ...] = ()
     waivers: tuple[WaiverUse, ...] = ()
     verification: Verification | None = None
-    processes: int = 1
+    processes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1
     notes: tuple[str, ...] = ()
 
     model_config = ConfigDict(

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hal.auditing.document import Count, TimeUs
 from hal.auditing.report_files import located_error, parse_document, read_document_text, shown
 from hal.errors import DocumentError
 from hal.plan import SCHEMA as PLAN_SCHEMA
@@ -51,14 +52,14 @@ class PlanOpDocument(_Part):
     ranks: tuple[int, ...] = (0,)
     op: str
     phase: str = "any"
-    tokens: tuple[int, int]
+    tokens: tuple[Count, Count]
     arguments: Mapping[str, Any] = Field(default_factory=dict)
     choice: str
     tier: Literal["native", "tuned", "portable", "reference"]
     distribution: str = "halstack"
     is_explicit: bool = False
-    estimate_us: float | None = None
-    roofline_us: float | None = None
+    estimate_us: TimeUs | None = None
+    roofline_us: TimeUs | None = None
     leaf: tuple[LeafDocument, ...] = ()
     semantic_notes: tuple[SemanticNoteDocument, ...] = ()
     lost: Mapping[str, Any] | None = None

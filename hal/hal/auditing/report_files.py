@@ -19,12 +19,14 @@ from typing import Any, Final, NoReturn
 from pydantic import ValidationError
 
 from hal.auditing.document import SCHEMA, AuditReport
+from hal.auditing.totals import totals_problem
 from hal.errors import DocumentError
 from hal.text_files import read_regular_text
 
 MAX_DOCUMENT_BYTES: Final = 64 << 20
 _SHOWN = 80
 _REMEDY = "name another file or folder"
+_NOT_AS_WRITTEN = "it is not as halstack writes it: write it anew"
 
 
 def check_writable(path: Path, who: str) -> None:
@@ -110,7 +112,8 @@ def read_report(path: Path) -> AuditReport:
     """The audit report in a file.
 
     Raises:
-        DocumentError: names file, key, what was required and what was found.
+        DocumentError: names file, key, what was required and what was found; also for totals that
+            are not those of the rows.
     """
     text = read_document_text(path)
     document = parse_document(text, path)
@@ -122,9 +125,14 @@ def read_report(path: Path) -> AuditReport:
         )
         raise DocumentError(f"{path}, key schema", f'"{SCHEMA}"', found, remedy)
     try:
-        return AuditReport.model_validate_json(text, strict=True)
+        report = AuditReport.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise located_error(error, path) from error
+    if (problem := totals_problem(report)) is not None:
+        raise DocumentError(
+            f"{path}, key {problem.key}", problem.required, problem.found, _NOT_AS_WRITTEN
+        )
+    return report
 
 
 def located_error(error: ValidationError, path: Path) -> DocumentError:
@@ -134,13 +142,12 @@ def located_error(error: ValidationError, path: Path) -> DocumentError:
     count = error.error_count() - 1
     more = f" (and {count} more)" if count else ""
     found = shown(first["input"])
-    required = first["msg"]
+    required = first["msg"].removeprefix("Input should be ")
     if first["type"] == "extra_forbidden":
         required, found = "only keys of the schema", f"the unknown key {shown(first['loc'][-1])}"
     elif first["type"] == "missing":
         required, found = "a value", "nothing"
-    remedy = "it is not as halstack writes it: write it anew"
-    return DocumentError(f"{path}, key {key}", required, found + more, remedy)
+    return DocumentError(f"{path}, key {key}", required, found + more, _NOT_AS_WRITTEN)
 
 
 def dotted_key(parts: tuple[int | str, ...]) -> str:

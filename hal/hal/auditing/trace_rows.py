@@ -99,7 +99,7 @@ def _row(index: TraceIndex, key: _Key, ops: list[ObservedOp]) -> Row:
         calls=_calls(index, ops),
         flops=flops,
         bytes=moved,
-        time_us=sum(op.time_us for op in ops),
+        time_us=max(0.0, sum(op.time_us for op in ops)),
         bound_us=bound[0] if bound else None,
         bound_by=bound[1] if bound else None,
         location=worst.location,

@@ -72,7 +72,7 @@ def diff_files(old: Path, new: Path) -> Diff:
     from hal.auditing.report_files import parse_document, read_document_text, read_report, shown
     from hal.plan import SCHEMA as PLAN_SCHEMA
 
-    schemas = {PLAN_SCHEMA: "plan", LOCK_SCHEMA: "lock", SCHEMA: "audit report"}
+    schemas = {PLAN_SCHEMA: "a plan", LOCK_SCHEMA: "a lock", SCHEMA: "an audit report"}
     documents = [parse_document(read_document_text(path), path) for path in (old, new)]
     found = []
     for path, document in zip((old, new), documents, strict=True):
@@ -89,7 +89,7 @@ def diff_files(old: Path, new: Path) -> Diff:
         raise DocumentError(
             "hal diff",
             "two files of one kind",
-            f"{old} is a {schemas[found[0]]}, {new} a {schemas[found[1]]}",
+            f"{old} is {schemas[found[0]]}, {new} {schemas[found[1]]}",
             f"name two of {', '.join(_KINDS)}",
         )
     if found[0] == PLAN_SCHEMA:

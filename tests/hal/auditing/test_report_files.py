@@ -109,7 +109,9 @@ def broken(**changes: Any) -> str:
         (broken(kind="x"), ["key kind", "'model' or 'program'"]),
         (broken(extra=1), ["key extra", "the unknown key 'extra'"]),
         (broken(time_us=1e999), ["finite"]),
-        (broken(coverage={"native": {"calls": -1, "speed": 3}}), ["coverage.native.speed"]),
+        (broken(coverage={"native": {"calls": -1, "speed": 3}}),
+         ["coverage.native.calls", "(and 1 more)"]),
+        (broken(coverage={"native": {"speed": 3}}), ["coverage.native.speed"]),
         (broken(subject="bad \ud800 half"), ["subject"]),
     ],
 )  # fmt: skip
