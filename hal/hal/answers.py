@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hal.candidates import KernelCandidate, SemanticNote, Work
+from hal.candidates import KernelCandidate, KernelUse, SemanticNote, Work
 from hal.errors import SelectionError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
@@ -98,6 +98,24 @@ def work_of(candidate: KernelCandidate, request: OpRequest, tokens: int) -> Work
         return work
 
     return _ask(candidate, "work", request, answer)
+
+
+def kernel_uses_of(candidate: KernelCandidate, request: OpRequest) -> tuple[KernelUse, ...]:
+    """The compiled kernels that it would launch. Raises SelectionError for nonsense."""
+
+    def answer() -> tuple[KernelUse, ...]:
+        uses = tuple(candidate.kernel_uses(request))
+        for use in uses:
+            if not isinstance(use, KernelUse):
+                raise TypeError(f"required KernelUse, found {type(use).__name__}")
+            for field in ("kernel", "config", "code", "configuration", "basis", "shape", "note"):
+                if not isinstance(getattr(use, field), str):
+                    raise TypeError(f"required {field} of a KernelUse as text")
+            if use.loss is not None and not 0 <= use.loss <= 1:
+                raise ValueError(f"required a loss of 0 to 1, found {use.loss}")
+        return uses
+
+    return _ask(candidate, "kernel_uses", request, answer)
 
 
 class SemanticNotes:

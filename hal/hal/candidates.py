@@ -48,7 +48,34 @@ class Work:
     unit: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelUse:
+    """A compiled kernel of an implementation, as a request would launch it.
+
+    kernel: its name in the catalogue of its package. config: the name of its variant. code: what
+    its machine code proves, as text: "native: 64× mma.sync e4m3, 0 spills, 99 KiB"; "" if nobody
+    looked. configuration: the constants it is launched with, as text. basis: what they rest on:
+    "measured" or "modelled" for this device, "default" of the kernel where neither is kept, "fixed"
+    where there is nothing to choose. shape: the class that a configuration is kept for, "" if none.
+    loss: the share of its time that another configuration would save at most, by a model; None
+    where that is not known or nothing is to be chosen; note: why.
+    """
+
+    kernel: str
+    config: str = ""
+    code: str = ""
+    configuration: str = ""
+    basis: str = "fixed"
+    shape: str = ""
+    loss: float | None = None
+    note: str = ""
+
+
 def _nothing_to_note(request: Any) -> Sequence[SemanticNote]:
+    return ()
+
+
+def _no_kernels(request: Any) -> Sequence[KernelUse]:
     return ()
 
 
@@ -75,7 +102,8 @@ class KernelCandidate:
     must be installed, as requirement strings ("flash-attn>=2.7"), for people to read. untuned: what
     its configuration rests on where nobody measured one on this device, "" where there is nothing
     to configure or it was measured; a plan says so of each that it chooses. modules: whose
-    source is the kernel, where `load` imports them by computed names.
+    source is the kernel, where `load` imports them by computed names. kernel_uses: the compiled
+    kernels that a request would launch, with what is known of their code; for people and tuning.
     """
 
     name: str
@@ -87,6 +115,7 @@ class KernelCandidate:
     estimate_us: Callable[[Any, int], float | None] = _no_estimate
     semantic_notes: Callable[[Any], Sequence[SemanticNote]] = _nothing_to_note
     work: Callable[[Any, int], Work | None] = _no_own_work
+    kernel_uses: Callable[[Any], Sequence[KernelUse]] = _no_kernels
     requires_software: tuple[str, ...] = ()
     untuned: str = ""
     modules: tuple[str, ...] = ()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hal.candidates import KernelCandidate
 from hal.device_group import GroupLink
+from hal.kernel_uses import deciding, planned_uses
 from hal.ops.request import OpRequest, TokenRange
 from hal.reasons import ReasonKind
 from hal.roofline import Bound
@@ -100,6 +101,7 @@ class PlannedOp:
             "estimate_us": decision.estimate_us,
             "roofline_us": None if self.bound is None else round(self.bound.us, 2),
             "roofline_by": None if self.bound is None else self.bound.by,
+            "kernels": [asdict(use) for use in planned_uses(self)],
             "leaf": [{"kind": leaf.kind, "name": leaf.name} for leaf in decision.choice.leaf],
             "semantic_notes": [
                 {"name": note.name, "text": note.text} for note in decision.semantic_notes
@@ -208,13 +210,15 @@ def _without(data: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
     # Losers are listed by rank and say by how many µs they lost: neither is what will run.
     losers = sorted(op["rejected"], key=lambda loser: str(loser["name"]))
-    return _without(op, ("estimate_us", "roofline_us", "roofline_by", "lost")) | {
-        "rejected": [
-            _without(loser, ("estimate_us",))
-            | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}
-            for loser in losers
-        ]
-    }
+    stable = _without(op, ("estimate_us", "roofline_us", "roofline_by", "lost", "kernels"))
+    if chosen := deciding(op.get("kernels", ())):
+        stable["kernels"] = chosen
+    stable["rejected"] = [
+        _without(loser, ("estimate_us",))
+        | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}
+        for loser in losers
+    ]
+    return stable
 
 
 def group_sites(sites: Iterable[tuple[str, int | None, int, OpRequest]]) -> list[OpSite]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hal.candidates import Bind, KernelCandidate, Leaf, SemanticNote, Work
+from hal.candidates import Bind, KernelCandidate, KernelUse, Leaf, SemanticNote, Work
 from hal.device import DeviceSpec
 from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest
@@ -25,7 +25,8 @@ class Offer:
     """A candidate before it belongs to a device.
 
     implementation: the last part of the name. check: limits beyond those of the library, asked
-    with the request. work: what it really does for one call, where that is not what the op needs.
+    with the request. uses: the compiled kernels that it launches for one. work: what it really
+    does for one call, where that is not what the op needs.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Offer:
     leaf: tuple[Leaf, ...]
     notes: Callable[[Any], Sequence[SemanticNote]] | None = None
     work: Callable[[Any, int], Work | None] | None = None
+    uses: Callable[[Any], Sequence[KernelUse]] | None = None
     requires: tuple[str, ...] = ()
     untuned: str = ""
     modules: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ class Offer:
             load=self.load,
             semantic_notes=self.notes or _nothing,
             work=self.work or _as_the_op_needs,
+            kernel_uses=self.uses or _nothing,
             requires_software=self.requires,
             untuned=self.untuned,
             modules=self.modules,
@@ -61,7 +64,7 @@ class Offer:
         )
 
 
-def _nothing(request: Any) -> Sequence[SemanticNote]:
+def _nothing(request: Any) -> tuple[()]:
     return ()
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from hal.candidates import Bind, Kernel, KernelCandidate, Leaf, Work
+from hal.candidates import Bind, Kernel, KernelCandidate, KernelUse, Leaf, Work
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
@@ -26,6 +26,7 @@ from hal_backends.gpu.offers import Offer, on_device, work_of
 from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED
 from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
 from hal_kernels.aot.measured import untuned
+from hal_kernels.tuning.uses import kernel_uses
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
@@ -34,6 +35,7 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         "attention": "attention",
+        "attention_projection": "attention_projection",
         "mla_attention": "mla_attention",
         "compressed_attention": "compressed_attention",
         "index_logits": "index_logits",
@@ -59,6 +61,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
 _MATRIX_OPS = frozenset(
     {
         "attention",
+        "attention_projection",
         "mla_attention",
         "compressed_attention",
         "index_logits",
@@ -136,6 +139,16 @@ def _load(op: str, device: DeviceSpec) -> Callable[[], Bind]:
     return load
 
 
+def _uses(op: str, device: DeviceSpec) -> Callable[[Any], Sequence[KernelUse]]:
+    """The kernels that a request launches, with what their code and configuration rest on."""
+
+    def uses(request: Any) -> Sequence[KernelUse]:
+        limits = None if _missing(op) else _limits(op)
+        return () if limits is None else kernel_uses(op, limits, request, device)
+
+    return uses
+
+
 def _leaf(op: str, device: DeviceSpec) -> tuple[Leaf, ...]:
     """The op's kernels and, of a product, the matrix instructions in their machine code."""
     names = kernel_functions(op) or (f"_{op.replace('.', '_')}_kernel",)
@@ -162,6 +175,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         check=check,
         load=_load(op, device),
         leaf=_leaf(op, device),
+        uses=_uses(op, device),
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
         modules=(kernel_module(op),),
@@ -193,6 +207,7 @@ def _native(op: str, device: DeviceSpec) -> Offer:
         check=check,
         load=_load(op, device),
         leaf=_leaf(op, device),
+        uses=_uses(op, device),
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),
         modules=(kernel_module(op),),
@@ -219,6 +234,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         check=check,
         load=_load(op, device),
         leaf=_leaf(op, device),
+        uses=_uses(op, device),
         work=work,
         requires=("triton",),
         untuned=untuned(FOLDERS[op], device.arch),

@@ -17,6 +17,7 @@ from hal.text_files import write_user_text
 from hal.violations import violation_error, waiver_stanzas
 from hal.visible_text import visible_json
 from hal_engine.cli.plan_compare import comparison_document, print_comparison
+from hal_engine.cli.plan_kernels import print_kernels
 from hal_engine.cli.plan_report import print_report
 from hal_engine.cli.plan_table import print_plan, terminal
 from hal_engine.cli.plan_target import PlanTarget, read_plan_target
@@ -59,6 +60,7 @@ def plan(
         print_comparison(plans, terminal())
     else:
         print_plan(plans[0], with_losers=losers)
+        print_kernels(plans[0], terminal())
         print_report(plans[0], terminal())
     if waiver_template is not None:
         _write_waivers(plans, waiver_template)

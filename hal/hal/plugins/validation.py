@@ -224,7 +224,10 @@ def _check_candidate(candidate: KernelCandidate, op: str, backend: str) -> None:
         raise ValueError(f"required candidates for {op!r}, found {candidate.name} for another op")
     if not isinstance(candidate.tier, Tier):
         raise TypeError(f"required a Tier for {candidate.name}, found {shown(candidate.tier)}")
-    for field in ("not_supported_reasons", "load", "estimate_us", "semantic_notes", "work"):
+    callables = (
+        "not_supported_reasons", "load", "estimate_us", "semantic_notes", "work", "kernel_uses",
+    )  # fmt: skip
+    for field in callables:
         if not callable(getattr(candidate, field)):
             raise TypeError(f"required a callable {field} of {candidate.name}")
     for field in ("summary", "untuned", "weight_layout"):

@@ -10,6 +10,7 @@ it does not compile.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -23,6 +24,13 @@ from hal_kernels.aot.machine_code import MachineCode
 
 SCHEMA = "halstack.kernel-evidence/1"
 STORE = Path(__file__).resolve().parent.parent / "evidence"
+
+# What every instruction of a family has, and what says nothing about the operands.
+_ORDINARY = re.compile(
+    r"mma_async\.|\.sync|\.aligned|\.row\.col|\.cta_group::1|kind::|\.block_scale|\.scale_vec::\dX"
+    r"|\.f32(?=\.|$)|^v_|f32_(?=\d)"
+)
+_TWICE = re.compile(r"([._])([a-z]+[0-9a-z]*)\1\2(?=$|\.ue)")  # both operands have the dtype
 
 EvidenceTier = Literal["native", "emulated", "spilled", "scalar", "error"]
 
@@ -51,9 +59,26 @@ class Evidence:
         """For a plan: "native: 64× mma.sync e4m3, 0 spills, 99 KiB"."""
         if self.error:
             return f"does not compile for {self.target}: {self.error}"
-        product = f"{self.instruction_count}× {self.instruction}, " if self.instruction else ""
         shared = f"{self.shared_bytes / 1024:.0f} KiB shared"
+        product = self._product(self.instruction)
         return f"{self.tier}: {product}{self.registers} registers, {self.spills} spills, {shared}"
+
+    def brief(self) -> str:
+        """As `describe` with the instruction's short name, for tables."""
+        if self.error:
+            return f"does not compile: {self.error}"
+        product = self._product(short_instruction(self.instruction))
+        shared = f", {self.shared_bytes / 1024:.0f} KiB" if self.shared_bytes >= 512 else ""
+        return f"{self.tier}: {product}{self.registers} registers, {self.spills} spills{shared}"
+
+    def _product(self, instruction: str) -> str:
+        return f"{self.instruction_count}× {instruction}, " if instruction else ""
+
+
+def short_instruction(name: str) -> str:
+    """`mma.m16n8k16.bf16` for `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`: the form and
+    the operands; JSON has the whole name."""
+    return _TWICE.sub(r"\1\2", _ORDINARY.sub("", name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

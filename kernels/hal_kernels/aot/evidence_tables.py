@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from hal.cli.output import print_table, print_text
-from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence
+from hal_kernels.aot.evidence import (
+    Evidence,
+    KernelEvidence,
+    read_evidence,
+    short_instruction,
+)
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
 
 _COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB")
-# What every instruction of a family has, and what says nothing about the operands.
-_ORDINARY = re.compile(
-    r"mma_async\.|\.sync|\.aligned|\.row\.col|\.cta_group::1|kind::|\.f32(?=\.|$)|^v_|f32_(?=\d)"
-)
-_TWICE = re.compile(r"([._])([a-z]+[0-9a-z]*)\1\2$")  # both operands have the dtype
 
 
 def stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
@@ -74,12 +73,6 @@ def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
             title=f"{found.kernel} on {found.target}",
             whole=("tier", "regs", "spills", "KiB"),
         )
-
-
-def short_instruction(name: str) -> str:
-    """`mma.m16n8k16.bf16` for `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`: the form and
-    the operands; --json has the whole name."""
-    return _TWICE.sub(r"\1\2", _ORDINARY.sub("", name))
 
 
 def _instruction(variant: Evidence) -> str:

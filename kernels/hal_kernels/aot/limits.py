@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
 
 _NATIVE: tuple[EvidenceTier, ...] = ("native",)
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceQuery:
+    """Which machine code the limits of a kernel's package asked about."""
+
+    kernel: str
+    dtype: str
+    config: str
+
+
+_ASKED: ContextVar[list[EvidenceQuery] | None] = ContextVar("asked", default=None)
+
+
+def evidence_asked(
+    limits: Callable[..., Sequence[Reason]], request: Any, device: DeviceSpec
+) -> tuple[EvidenceQuery, ...]:
+    """Which kernels in which variants a request ends in: those whose machine code its limits ask
+    about. So the kernels that a plan shows are those that selection judged."""
+    asked: list[EvidenceQuery] = []
+    token = _ASKED.set(asked)
+    try:
+        limits(request, device)
+    finally:
+        _ASKED.reset(token)
+    return tuple(dict.fromkeys(asked))
 
 
 def not_written(kernel: str, what: str, required: str, found: str) -> Reason:
@@ -35,6 +64,9 @@ def evidence_reasons(
     An architecture that nothing was compiled for is UNVERIFIED, code that does not compile or ends
     in other instructions is HARDWARE, code that spills is a gap of the kernel.
     """
+    asked = _ASKED.get()
+    if asked is not None:
+        asked.append(EvidenceQuery(kernel, dtype, config))
     found = evidence_of(kernel, device, dtype, config)
     if found is None:
         return [

@@ -116,11 +116,12 @@ def _fp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]
 def _mxfp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
     return [
         {
-            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8,
+            "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 1 if m == 16 else 8,
             "num_warps": warps, "num_stages": stages,
         }
-        for m, n in ((64, 64), (64, 128), (128, 64), (128, 128))
-        for warps in (4, 8)
+        for m, n in _tiles(shape)
+        if m * n <= 128 * 128
+        for warps in sorted({4, _warps(m, n)})
         for stages in (2, 3)
     ]  # fmt: skip
 

@@ -1,0 +1,89 @@
+"""The compiled kernels of a plan: what their machine code proves, and on what configurations rest.
+
+A row per kernel, variant and configuration, with the call site that may lose most by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hal.candidates import KernelUse
+from hal.kernel_uses import planned_uses
+from hal.plan import Plan
+from hal_engine.cli.plan_table import say
+
+_BASIS_STYLES = {"measured": "green", "modelled": "cyan", "default": "yellow", "fixed": ""}
+
+
+@dataclass(slots=True)
+class _Row:
+    use: KernelUse
+    sites: list[str] = field(default_factory=list)
+    worst: tuple[float, str] | None = None
+    unknown: str = ""
+
+
+def print_kernels(plan: Plan, console: Console) -> None:
+    """Prints nothing for a plan whose implementations say nothing of compiled kernels."""
+    rows = _rows(plan)
+    if not rows:
+        return
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
+        title="Compiled kernels, what their machine code proves, and their configurations",
+    )  # fmt: skip
+    table.add_column("kernel", overflow="fold")
+    table.add_column("machine code", overflow="fold")
+    table.add_column("configuration", overflow="fold")
+    for row in rows:
+        table.add_row(
+            f"{row.use.kernel} {row.use.config}".strip(),
+            row.use.code or row.use.note or "nothing is stored",
+            _configuration(row),
+        )
+    console.print(table)
+    if any(row.use.basis == "default" for row in rows):
+        say(
+            console,
+            "A default is not tuned for this device: what it may lose at most is estimated by a "
+            "model, of the call site that loses most. `hal kernels tune` measures, or ranks by the "
+            "model.",
+            "dim",
+        )
+
+
+def _rows(plan: Plan) -> list[_Row]:
+    rows: dict[tuple[str, str, str, str], _Row] = {}
+    for op in plan.ops:
+        name = op.site.site.removeprefix("layers.*.")
+        for use in planned_uses(op):
+            row = rows.setdefault((use.kernel, use.config, use.configuration, use.basis), _Row(use))
+            if name not in row.sites:
+                row.sites.append(name)
+            tokens = use.shape.rpartition("rows=")[2]
+            if use.loss is not None and (row.worst is None or use.loss > row.worst[0]):
+                row.worst = (use.loss, f"{name}, {tokens} rows")
+            elif use.loss is None and use.basis != "fixed":
+                row.unknown = use.note
+    return list(rows.values())
+
+
+def _configuration(row: _Row) -> Text:
+    use = row.use
+    if use.basis == "fixed":
+        return Text("one", style="dim")
+    text = Text(use.basis, style=_BASIS_STYLES.get(use.basis, ""))
+    text.append(f" {use.configuration}")
+    if row.worst is not None:
+        share, where = row.worst
+        text.append(f"; may lose {share:.0%}" if share >= 0.005 else "; loses nothing")
+        if share >= 0.005:
+            text.append(f" ({where})", style="dim")
+    elif row.unknown:
+        text.append(f"; loss not known: {row.unknown}", style="dim")
+    return text

@@ -1,0 +1,107 @@
+"""What a request launches of this package's kernels, for plans and audits: code and configuration.
+
+Free of torch and triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hal.candidates import KernelUse
+from hal.device import DeviceSpec
+from hal.reasons import Reason
+from hal_kernels.aot.evidence import Evidence
+from hal_kernels.aot.limits import EvidenceQuery, evidence_asked, evidence_of
+from hal_kernels.aot.targets import TARGETS, Target
+from hal_kernels.tuning.configuration_files import Trial
+from hal_kernels.tuning.estimating import estimate, estimate_default
+from hal_kernels.tuning.performance_model import Prediction
+from hal_kernels.tuning.shapes import ShapeClass
+from hal_kernels.tuning.store import find_configuration
+from hal_kernels.tuning.tunable import TunableKernel, configuration_name
+from hal_kernels.tuning.tunable_kernels import SHAPE_OF, TUNABLE
+
+_TARGETS = {target.arch: target for target in TARGETS}
+
+
+def kernel_uses(
+    op: str, limits: Callable[..., Sequence[Reason]], request: Any, device: DeviceSpec
+) -> tuple[KernelUse, ...]:
+    """The kernels of a request, whether or not they may serve it.
+
+    limits: of the op's package. Raises SettingsError for a file of configurations that is not
+    right.
+    """
+    target = _TARGETS.get(device.arch)
+    known = SHAPE_OF[op](request, device) if op in SHAPE_OF and target is not None else None
+    uses = []
+    for query in evidence_asked(limits, request, device):
+        stored = evidence_of(query.kernel, device, query.dtype, query.config)
+        tunable = TUNABLE.get(query.kernel)
+        if known is None or target is None or tunable is None or known[0] != query.kernel:
+            uses.append(_fixed(query, stored))
+        else:
+            uses.append(_tuned_or_default(tunable, known[1], target, query, stored, device))
+    return tuple(uses)
+
+
+def _fixed(query: EvidenceQuery, stored: Evidence | None) -> KernelUse:
+    return KernelUse(
+        kernel=query.kernel,
+        config=_variant(query),
+        code="" if stored is None else stored.brief(),
+        note="" if stored is not None else "no machine code for this architecture is stored",
+    )
+
+
+def _tuned_or_default(
+    tunable: TunableKernel,
+    shape: ShapeClass,
+    target: Target,
+    query: EvidenceQuery,
+    stored: Evidence | None,
+    device: DeviceSpec,
+) -> KernelUse:
+    kept = find_configuration(tunable.kernel, device, str(shape))
+    if kept is not None:
+        found = estimate(tunable, shape, kept.trial, device)
+        return KernelUse(
+            kernel=query.kernel,
+            config=_variant(query),
+            code=_describe(kept.trial, target),
+            configuration=configuration_name(kept.trial.configuration),
+            basis=kept.basis,
+            shape=str(shape),
+            loss=_loss(found),
+            note=f"{kept.trial.us:,.1f} µs, {kept.basis} {kept.made}",
+        )
+    found = estimate_default(tunable, shape, target, stored, device)
+    return KernelUse(
+        kernel=query.kernel,
+        config=f"{query.dtype} {query.config}",
+        code="" if stored is None else stored.brief(),
+        configuration=configuration_name(tunable.default(target, shape).configuration),
+        basis="default",
+        shape=str(shape),
+        loss=_loss(found),
+        note=found if isinstance(found, str) else f"by the model {found.us:,.1f} µs: {found.by}",
+    )
+
+
+def _loss(found: Prediction | str) -> float | None:
+    return None if isinstance(found, str) else round(found.loss, 3)
+
+
+def _describe(trial: Trial, target: Target) -> str:
+    return Evidence(
+        target=target.arch,
+        dtype="",
+        config="",
+        tier=trial.tier,
+        instruction=trial.instruction,
+        instruction_count=trial.instruction_count,
+        registers=trial.registers,
+        spills=trial.spills,
+        shared_bytes=trial.shared_bytes,
+    ).brief()
