@@ -23,7 +23,7 @@ _BASIS_STYLES = {"measured": "green", "modelled": "cyan", "default": "yellow", "
 @dataclass(slots=True)
 class _Row:
     use: KernelUse
-    sites: list[str] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
     worst: tuple[float, str] | None = None
     unknown: str = ""
 
@@ -63,8 +63,7 @@ def _rows(plan: Plan) -> list[_Row]:
         name = op.site.site.removeprefix("layers.*.")
         for use in planned_uses(op):
             row = rows.setdefault((use.kernel, use.config, use.configuration, use.basis), _Row(use))
-            if name not in row.sites:
-                row.sites.append(name)
+            row.classes.add(use.shape)
             tokens = use.shape.rpartition("rows=")[2]
             if use.loss is not None and (row.worst is None or use.loss > row.worst[0]):
                 row.worst = (use.loss, f"{name}, {tokens} rows")
@@ -78,7 +77,8 @@ def _configuration(row: _Row) -> Text:
     if use.basis == "fixed":
         return Text("one", style="dim")
     text = Text(use.basis, style=_BASIS_STYLES.get(use.basis, ""))
-    text.append(f" {use.configuration}")
+    number = len(row.classes)
+    text.append(f" {use.configuration} for {number} class{'es' * (number > 1)}")
     if row.worst is not None:
         share, where = row.worst
         text.append(f"; may lose {share:.0%}" if share >= 0.005 else "; loses nothing")

@@ -79,7 +79,7 @@ def _tuned_or_default(
     found = estimate_default(tunable, shape, target, stored, device)
     return KernelUse(
         kernel=query.kernel,
-        config=f"{query.dtype} {query.config}",
+        config=_variant(query),
         code="" if stored is None else stored.brief(),
         configuration=configuration_name(tunable.default(target, shape).configuration),
         basis="default",
@@ -87,6 +87,10 @@ def _tuned_or_default(
         loss=_loss(found),
         note=found if isinstance(found, str) else f"by the model {found.us:,.1f} µs: {found.by}",
     )
+
+
+def _variant(query: EvidenceQuery) -> str:
+    return " ".join(dict.fromkeys(filter(None, (query.dtype, query.config))))
 
 
 def _loss(found: Prediction | str) -> float | None:
