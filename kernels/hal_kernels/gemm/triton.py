@@ -22,8 +22,10 @@ from hal_kernels.gemm.triton_kernels import (
     _split_k_kernel,
 )
 from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of
+from hal_kernels.gemm.triton_tuning import shape_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.quantize.triton import bind_quantize_groups
+from hal_kernels.tuning.store import TunedRows, tuned_rows
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 _EPILOGUES = {"none": 0, "silu": 1, "silu_gated": 2}
@@ -45,14 +47,23 @@ def bind(
             choice.found,
             "select another",
         )
-    target = target_of(device)
+    target, tuned = target_of(device), _tuned(request, device)
     if isinstance(weight, torch.Tensor):
-        return _bind_dense(request, target, weight, bias)
+        return _bind_dense(request, target, weight, bias, tuned)
     if choice.kernel == "gemm.mxfp8":
-        return _bind_mxfp8(request, target, weight)
+        return _bind_mxfp8(request, target, weight, tuned)
     if choice.kernel == "gemm.fp8_block":
-        return _bind_fp8_block(request, target, weight, fp8_dtype(device))
-    return _bind_weight_only(request, target, weight)
+        return _bind_fp8_block(request, target, weight, fp8_dtype(device), tuned)
+    return _bind_weight_only(request, target, weight, tuned)
+
+
+def _tuned(request: GemmRequest, device: DeviceSpec) -> TunedRows:
+    """The configurations that are kept for the call site, by number of rows."""
+    known = shape_of(request, device)
+    if known is None:
+        return TunedRows({})
+    kernel, shape = known
+    return tuned_rows(kernel, device, dtype=shape.dtype, form=shape.form, sizes=dict(shape.sizes))
 
 
 def target_of(device: DeviceSpec) -> Target:
@@ -72,7 +83,11 @@ def _grid(config: Mapping[str, int], rows: int, features: int) -> int:
 
 
 def _bind_dense(
-    request: GemmRequest, target: Target, weight: torch.Tensor, bias: torch.Tensor | None
+    request: GemmRequest,
+    target: Target,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tuned: TunedRows,
 ) -> Product:
     packed = weight.contiguous()
     features = request.out_features
@@ -86,7 +101,7 @@ def _bind_dense(
         y = torch.empty((rows, features), dtype=out_dtype, device=x.device)
         if not rows:
             return y
-        config = _pick(table, target, rows, request.k)
+        config = tuned.choose(rows, _pick(table, target, rows, request.k))
         splits = config["SPLIT_K"]
         shape = (splits * halves, rows, features) if splits > 1 else (1,)
         part = torch.empty(shape, dtype=torch.float32, device=x.device)
@@ -108,7 +123,7 @@ def _bind_dense(
 
 
 def _bind_fp8_block(
-    request: GemmRequest, target: Target, weight: QuantizedWeight, fp8: str
+    request: GemmRequest, target: Target, weight: QuantizedWeight, fp8: str, tuned: TunedRows
 ) -> Product:
     form = weight.format
     group = int(form.group_size or 0)
@@ -128,7 +143,8 @@ def _bind_fp8_block(
         rows = x.shape[0]
         values, x_scale = quantize(x)
         y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
-        config = dict(found[f"g{group}-small" if size_of(rows) == "small" else f"g{group}"])
+        name = f"g{group}-small" if size_of(rows) == "small" else f"g{group}"
+        config = tuned.choose(rows, found[name])
         if rows:
             _gemm_fp8_block_kernel[(_grid(config, rows, request.n),)](
                 values, x_scale, data, scale, y, rows, request.n, request.k,
@@ -159,18 +175,21 @@ def as_fnuz(data: torch.Tensor) -> torch.Tensor:
     return torch.where(bits == 0x80, 0, bits).to(torch.uint8).view(torch.float8_e4m3fnuz)
 
 
-def _bind_mxfp8(request: GemmRequest, target: Target, weight: QuantizedWeight) -> Product:
+def _bind_mxfp8(
+    request: GemmRequest, target: Target, weight: QuantizedWeight, tuned: TunedRows
+) -> Product:
     data = weight.data.contiguous()
     scale = weight.scale if weight.scale.dtype == torch.uint8 else encode_ue8m0(weight.scale)
     codes = scale.contiguous()
     quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
-    config = dict(configurations("gemm_mxfp8", target)["weight32"])
-    config["SCALE_N"] = weight.format.block_n
+    default = dict(configurations("gemm_mxfp8", target)["weight32"])
+    scale_n = {"SCALE_N": weight.format.block_n}
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         values, x_codes = quantize(x)
         y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
+        config = tuned.choose(rows, default) | scale_n
         if rows:
             _gemm_mxfp8_kernel[(_grid(config, rows, request.n),)](
                 values, x_codes, data, codes, y, rows, request.n, request.k,
@@ -182,7 +201,9 @@ def _bind_mxfp8(request: GemmRequest, target: Target, weight: QuantizedWeight) -
     return kernel
 
 
-def _bind_weight_only(request: GemmRequest, target: Target, weight: QuantizedWeight) -> Product:
+def _bind_weight_only(
+    request: GemmRequest, target: Target, weight: QuantizedWeight, tuned: TunedRows
+) -> Product:
     form = weight.format
     data, scale = weight.data.contiguous(), weight.scale.reshape(request.n, -1).contiguous()
     minimum = scale if weight.minimum is None else weight.minimum.contiguous()
@@ -190,7 +211,7 @@ def _bind_weight_only(request: GemmRequest, target: Target, weight: QuantizedWei
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
-        config = _pick("gemm_weight_only", target, rows)
+        config = tuned.choose(rows, _pick("gemm_weight_only", target, rows))
         if rows:
             _gemm_weight_only_kernel[(_grid(config, rows, request.n),)](
                 x, data, scale, minimum, y, rows, request.n, request.k,

@@ -68,6 +68,10 @@ class TunedRows:
     ) -> None:
         self._by_class, self._forced = by_class, forced
 
+    def covers(self, rows: int) -> bool:
+        """Whether a configuration is kept for so many rows."""
+        return self._forced is not None or rows_class(rows) in self._by_class
+
     def choose(self, rows: int, default: Mapping[str, int]) -> dict[str, int]:
         """The configuration for so many rows, `default` where none is kept.
 
