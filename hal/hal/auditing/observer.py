@@ -12,6 +12,8 @@ from collections import Counter
 from types import FrameType
 from typing import Any, Final
 
+import torch
+
 from hal.auditing.document import Location
 from hal.auditing.observer_calls import FunctionCalls
 from hal.auditing.observer_facts import ArgumentFacts, FactReader
@@ -27,6 +29,7 @@ from hal.auditing.trace import Region
 _MAX_TROUBLES: Final = 20
 _MAX_ERRORS: Final = 500
 _MAX_TEXT: Final = 500
+_Tensor: Final = torch.Tensor
 _NOTHING: Final = ArgumentFacts()
 
 
@@ -94,7 +97,9 @@ class Observer:
         self_ns: int,
         frame: FrameType | None,
     ) -> None:
-        """Counts one call that returned."""
+        """Counts one call that returned; one of tensors without data has computed nothing."""
+        if before.is_meta or (type(result) is _Tensor and result.is_meta):
+            return
         sums.num_calls += 1
         sums.last_error = 0
         frames = sums.frames
@@ -115,6 +120,8 @@ class Observer:
         entry = sums.ops.get(key)
         if entry is None:
             place = (stack, "script" if sums.script_depth else region, function)
+            if info.is_view and _is_meta(result):
+                return
             entry = self._new_entry(sums, key, info, before, place, args, kwargs, result)
             if function is None:  # else its function's entry has said so
                 self.calls.announce(frame)
@@ -189,6 +196,10 @@ class Observer:
             entry.values = (*entry.values, ("backend", _backend()))
         sums.ops[key] = entry
         return entry
+
+
+def _is_meta(result: Any) -> bool:
+    return any(tensor.is_meta for tensor in FactReader.tensors_of(result))
 
 
 def _rank() -> int | None:

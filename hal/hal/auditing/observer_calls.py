@@ -87,7 +87,7 @@ class FunctionCalls:
         entry.calls += 1
         entry.time_ns += total_ns
         is_math = running.num_ops and not running.num_fused
-        if is_math and entry.name == "scaled_dot_product_attention" and region == "eager":
+        if is_math and entry.is_attention and region == "eager":
             self._note_math(sums, running, entry, result, max(total_ns - running.children_ns, 0))
 
     def _note_math(

@@ -37,9 +37,19 @@ class Fact:
 class ArgumentFacts:
     """Of one call of an op. facts: of its tensors. identity: a number that only a call with
     the same op, values and unmodified tensors has; None where a second call is no waste.
-    first_variable: memory of the first tensor that is not constant."""
+    first_variable: memory of the first tensor that is not constant. is_meta: a tensor has no data.
+    """
 
-    __slots__ = ("facts", "first_variable", "identity", "storages", "tensors", "values", "written")
+    __slots__ = (
+        "facts",
+        "first_variable",
+        "identity",
+        "is_meta",
+        "storages",
+        "tensors",
+        "values",
+        "written",
+    )
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -49,6 +59,7 @@ class ArgumentFacts:
         self.values: tuple[tuple[str, Any], ...] = ()
         self.identity: int | None = None
         self.first_variable: int | None = None
+        self.is_meta = False
 
 
 class FactReader:
@@ -118,6 +129,8 @@ class FactReader:
         for tensor in found.tensors:
             storage = self._storages.of(tensor)
             facts.append(self._fact_of(tensor, storage, ""))
+            if tensor.is_meta:
+                found.is_meta = True
             if storage is None:
                 is_asked = False
                 continue

@@ -97,9 +97,7 @@ class FunctionReader:
         if type(value) in SCALARS:
             return value
         if isinstance(value, list | tuple):
-            return tuple(
-                self._facts.fact(x) if is_tensor(x) else plain(x) for x in value[:MANY]
-            )
+            return tuple(self._facts.fact(x) if is_tensor(x) else plain(x) for x in value[:MANY])
         return plain(value)
 
     def _varying_part(self, value: Any) -> Any:

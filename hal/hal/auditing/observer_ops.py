@@ -41,6 +41,7 @@ class OpInfo:
     numbers among its arguments vary from step to step (positions, scalars) and are left out.
     is_grouped: a product of rows with one of several matrices each (experts).
     makes_literal: it makes a tensor of one number, its first argument.
+    run: calls it. is_run_whole: by nothing but `run`.
     adds_first: a product whose first argument is what is added to it.
     """
 
@@ -57,11 +58,13 @@ class OpInfo:
         "is_grouped",
         "is_mutable",
         "is_random",
+        "is_run_whole",
         "is_view",
         "makes_constants",
         "makes_literal",
         "name",
         "op_class",
+        "run",
         "written",
     )
 
@@ -95,6 +98,9 @@ class OpInfo:
         self.is_grouped = base in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
         self.drops_numbers = self.op_class in _SCALARS_VARY
         self.is_composite = schema is not None and _is_composite(func)
+        self.is_run_whole = not (self.is_composite or self.is_foreign)
+        # What the overload calls: without a frame of torch's own in between.
+        self.run = func._op if isinstance(func, torch._ops.OpOverload) else func
         self.adds_first = base in ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation")
 
     @property

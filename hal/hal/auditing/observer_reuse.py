@@ -1,4 +1,4 @@
-"""Which calls compute again what was computed, and which go on with the tensor of the one before."""
+"""Which calls compute again what was computed, and which go on with the tensor of the last one."""
 
 from __future__ import annotations
 

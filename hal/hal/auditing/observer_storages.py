@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 _SWEEP_AT: Final = 4096
+_Tensor: Final = torch.Tensor
 _EMPTY: Final[frozenset[Any]] = frozenset()
 
 
@@ -72,9 +73,9 @@ class Storages:
             if len(self._facts) >= self._sweep_at:
                 self._sweep()
             self._next_uid += 1
-            facts = StorageFacts(
-                self._next_uid, storage._weak_ref(), isinstance(tensor, torch.nn.Parameter)
-            )
+            # Torch asks the instance whether it is a parameter, which takes its time.
+            is_parameter = type(tensor) is not _Tensor and isinstance(tensor, torch.nn.Parameter)
+            facts = StorageFacts(self._next_uid, storage._weak_ref(), is_parameter)
             self._facts[key] = facts
             return facts
 

@@ -18,10 +18,21 @@ _OPEN: Final = frozenset({"backward", "grad"})
 class FunctionEntry:
     """All calls of a torch function with equal arguments from one place."""
 
-    __slots__ = ("arguments", "calls", "leaves", "module", "name", "settings", "stack", "time_ns")
+    __slots__ = (
+        "arguments",
+        "calls",
+        "is_attention",
+        "leaves",
+        "module",
+        "name",
+        "settings",
+        "stack",
+        "time_ns",
+    )
 
     def __init__(self, name: str, arguments: Any, stack: Stack, settings: Any, module: str) -> None:
         self.name = name
+        self.is_attention = name == "scaled_dot_product_attention"
         self.arguments = arguments
         self.stack = stack
         self.settings = settings

@@ -1,7 +1,6 @@
 """What changed between two audit reports: other implementations, new and gone findings, variables.
 
-Observed times disperse, so the same implementation counts as slower or faster only from a factor
-of two, and where it takes a percent of the time or more.
+Which rows are the same, and which of them slower or faster, is `row_matching`'s decision.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from hal.auditing.changes import Change, ChangeKind, Diff, key_changes, sorted_c
 from hal.auditing.document import AuditReport, Finding, Row
 from hal.auditing.gates import GateClass
 from hal.auditing.quantities import format_time
+from hal.auditing.row_matching import RowPair, matched_rows, time_per_call
 from hal.auditing.summary import observed_time_us, op_label
 from hal.tiers import Tier
 
-NOISE: Final = 2.0
-MIN_SHARE: Final = 0.01
 _KINDS: Final[Mapping[GateClass, ChangeKind]] = {
     GateClass.LOST_FAST_PATH: ChangeKind.SLOWER,
     GateClass.UNROUTED: ChangeKind.SLOWER,
@@ -28,8 +26,6 @@ _KINDS: Final[Mapping[GateClass, ChangeKind]] = {
     GateClass.UNVERIFIED: ChangeKind.REASONS,
     GateClass.ADVICE: ChangeKind.REASONS,
 }
-_Place = tuple[str, str, str, str]
-Totals = tuple[float | None, float | None]  # observed time of the old and the new report, in µs
 
 
 def diff_reports(old: AuditReport, new: AuditReport) -> Diff:
@@ -76,37 +72,22 @@ def _waiver_changes(old: AuditReport, new: AuditReport) -> Iterator[Change]:
     yield from key_changes(ChangeKind.SETTING, before, after, prefix="waiver ")
 
 
-def _place(row: Row) -> _Place:
-    """What a row is of, whatever served it; lines may move, functions stay."""
-    place = row.site
-    if not place and row.location is not None:
-        place = f"{row.location.file} {row.location.function}".strip()
-    return op_label(row), place, str(row.tokens or ""), row.arguments
-
-
 def _row_changes(old: AuditReport, new: AuditReport) -> Iterator[Change]:
-    before, after = _rows(old), _rows(new)
     totals = observed_time_us(old), observed_time_us(new)
-    for place in {**before, **after}:
-        label, where = place[0], (place[1],) if place[1] else ()
-        if place not in after:
+    for pair in matched_rows(_ran(old), _ran(new), totals):
+        label, where = op_label(pair.first), (pair.place,) if pair.place else ()
+        if not pair.new:
             yield Change(
-                kind=ChangeKind.SITE_REMOVED, what=label, old=_names(before[place]), where=where
+                kind=ChangeKind.SITE_REMOVED, what=label, old=_names(pair.old), where=where
             )
-        elif place not in before:
-            yield Change(
-                kind=ChangeKind.SITE_ADDED, what=label, new=_names(after[place]), where=where
-            )
+        elif not pair.old:
+            yield Change(kind=ChangeKind.SITE_ADDED, what=label, new=_names(pair.new), where=where)
         else:
-            yield from _served_changes(label, where, before[place], after[place], totals)
+            yield from _served_changes(label, where, pair)
 
 
-def _rows(report: AuditReport) -> dict[_Place, list[Row]]:
-    found: dict[_Place, list[Row]] = {}
-    for row in report.rows:
-        if row.calls or row.state == "planned":
-            found.setdefault(_place(row), []).append(row)
-    return found
+def _ran(report: AuditReport) -> Iterator[Row]:
+    return (row for row in report.rows if row.calls or row.state == "planned")
 
 
 def _names(rows: Iterable[Row]) -> str:
@@ -118,35 +99,24 @@ def _names(rows: Iterable[Row]) -> str:
     )
 
 
-def _served_changes(
-    label: str, where: tuple[str, ...], old: list[Row], new: list[Row], totals: Totals
-) -> Iterator[Change]:
-    one, other = _time_of_call(old), _time_of_call(new)
-    share = max(_share(rows, total) for rows, total in zip((old, new), totals, strict=True))
+def _served_changes(label: str, where: tuple[str, ...], pair: RowPair) -> Iterator[Change]:
+    old, new = pair.old, pair.new
     is_same = {row.implementation for row in old} == {row.implementation for row in new}
     kind, detail = None, ""
     before, after = _worst_tier(old), _worst_tier(new)
     if before is not None and after is not None and before is not after:
         kind = ChangeKind.FASTER if after > before else ChangeKind.SLOWER
         detail = f"tier {before.label} → {after.label}"
-    elif one and other and not 1 / NOISE <= other / one <= NOISE and share >= MIN_SHARE:
-        kind = ChangeKind.FASTER if other < one else ChangeKind.SLOWER
-        detail = f"observed {format_time(one)} → {format_time(other)} a call"
+    elif pair.direction is not None:
+        kind = ChangeKind(pair.direction)
+        one, other = (format_time(time_per_call(rows)) for rows in (old, new))
+        detail = f"observed {one} → {other} a call"
     if kind is None and not is_same:
         kind, detail = ChangeKind.IMPLEMENTATION, "nothing observed tells them apart"
     if kind is not None:
         yield Change(
             kind=kind, what=label, old=_names(old), new=_names(new), where=where, detail=detail
         )
-
-
-def _share(rows: list[Row], total: float | None) -> float:
-    return sum(row.time_us or 0.0 for row in rows) / total if total else 1.0
-
-
-def _time_of_call(rows: list[Row]) -> float | None:
-    calls = sum(row.calls for row in rows if row.time_us is not None)
-    return sum(row.time_us or 0.0 for row in rows) / calls if calls else None
 
 
 def _worst_tier(rows: list[Row]) -> Tier | None:

@@ -3,8 +3,10 @@
 Modules are counted by the calls of their class, wrapped when the first op within one was seen.
 Hooks would be slower in every module, and dynamo would trace into them. The light mode observes
 whole cycles, from one call of an outermost module to the next call of it, so that what a program
-does between two steps is seen too; a cycle is observed while observing has taken less than a fixed
-share of the time.
+does between two steps is seen too. Always observed are the first two, because what is done again
+shows in the second, and the first one with a first argument of another shape than the second's: a
+decode step behind prompts. All cost counts: a further cycle is observed when everything until then
+has taken less than a fixed share of the time.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 LIGHT_SHARE: Final = 0.02
 """What observing may add to the running time in light mode."""
 _FIRST_CYCLES: Final = 2
+_Shape = tuple[int, ...]
 _CALLS: Final = ("__call__", "_call_impl")
 """Both: a program may have taken the bound `__call__` before, which looks `_call_impl` up."""
 _set_eval_frame: Final = torch._C._dynamo.eval_frame.set_eval_frame
@@ -27,14 +30,27 @@ _UNSEEN: Final = 1.6
 
 
 class _Sampling:
-    """Of one thread. owner: the module whose call began the cycle that is observed."""
+    """Of one thread. owner: the module whose call began the cycle that is observed. usual: shape
+    of the first argument of the second cycle. has_other: whether one of another was observed."""
 
-    __slots__ = ("begin_ns", "num_observed", "owner")
+    __slots__ = ("begin_ns", "has_other", "num_observed", "owner", "usual")
 
     def __init__(self, owner: int) -> None:
         self.begin_ns = perf_counter_ns()
         self.owner: int | None = owner
         self.num_observed = 1
+        self.usual: _Shape | None = None
+        self.has_other = False
+
+    def is_new(self, shape: _Shape | None) -> bool:
+        """Whether this cycle is to be observed whatever it costs."""
+        if self.num_observed < _FIRST_CYCLES:
+            self.usual = shape
+            return True
+        if self.has_other or shape == self.usual:
+            return False
+        self.has_other = True
+        return True
 
 
 class StepWatch:
@@ -62,7 +78,7 @@ class StepWatch:
 
     @property
     def steps(self) -> int:
-        """Calls of the outermost module that was called most often."""
+        """Calls of the outermost module that was called most often, of those that were observed."""
         return max(self.num_calls.values(), default=0)
 
     def found_module(self, module: Any) -> None:
@@ -74,7 +90,7 @@ class StepWatch:
             self._classes[kind] = {name: vars(kind).get(name) for name in _CALLS}
             for name in _CALLS:
                 setattr(kind, name, self._counting(getattr(kind, name)))
-        self._begin(module)  # the call that is running
+        self._begin(module, None)  # the call that is running
 
     def forget(self) -> None:
         """After a fork: counts anew."""
@@ -101,7 +117,7 @@ class StepWatch:
             # Called within a compiled function, nothing that happens here is dynamo's to compile.
             callback = _set_eval_frame(None)
             try:
-                self._begin(module)
+                self._begin(module, _first_shape(args, kwargs))
             finally:
                 _set_eval_frame(callback)
             try:
@@ -111,25 +127,24 @@ class StepWatch:
 
         return __call__
 
-    def _begin(self, module: Any) -> None:
+    def _begin(self, module: Any, shape: _Shape | None) -> None:
         key = id(module)
-        self.num_calls[key] = self.num_calls.get(key, 0) + 1
-        if self._is_light:
-            self._sample(key)
+        if not self._is_light or self._sample(key, shape):
+            self.num_calls[key] = self.num_calls.get(key, 0) + 1
 
-    def _sample(self, key: int) -> None:
-        """Light mode: ends the cycle that is observed, and begins one if it can be afforded."""
+    def _sample(self, key: int, shape: _Shape | None) -> bool:
+        """Light mode: ends the cycle that is observed, and begins one if it can be afforded.
+        Returns whether this call is observed."""
         state: _Sampling | None = getattr(self._local, "sampling", None)
         self.num_cycles += 1
         if state is None:  # what this thread did until now was observed
             self._local.sampling = _Sampling(key)
             self.num_observed += 1
-            return
+            return True
         if state.owner is not None and state.owner != key:
-            return
+            return True
         elapsed = perf_counter_ns() - state.begin_ns
-        wants = state.num_observed < _FIRST_CYCLES
-        wants = wants or self._spent_ns() * _UNSEEN < LIGHT_SHARE * elapsed
+        wants = state.is_new(shape) or self._can_afford(elapsed, state.num_observed)
         if wants:
             state.num_observed += 1
             self.num_observed += 1
@@ -138,3 +153,17 @@ class StepWatch:
         elif state.owner is not None:
             self._off()
         state.owner = key if wants else None
+        return wants
+
+    def _can_afford(self, elapsed_ns: int, num_observed: int) -> bool:
+        """Whether one more cycle, as dear as the others were, stays within the share."""
+        expected_ns = self._spent_ns() * (1.0 + 1.0 / num_observed)
+        return expected_ns * _UNSEEN < LIGHT_SHARE * elapsed_ns
+
+
+def _first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Shape | None:
+    """Of the first tensor among the arguments of a call."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return tuple(value.shape)
+    return None

@@ -66,7 +66,13 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return func(*args, **kwargs)
         entry_ns = perf_counter_ns()
         had_functions = _take_off(self._functions)
-        callback = _set_eval_frame(None) if sums.is_inside_dynamo else None
+        if not sums.is_inside_dynamo:
+            try:
+                return self._observe(sums, func, args, kwargs, entry_ns)
+            finally:
+                if had_functions:
+                    _C._push_on_torch_function_stack(self._functions)
+        callback = _set_eval_frame(None)
         try:
             return self._observe(sums, func, args, kwargs, entry_ns)
         finally:
@@ -82,34 +88,28 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return self._run_parts(info, args, kwargs)
         try:
             before = observer.before(info, args, kwargs)
-            is_counted = not any([tensor.is_meta for tensor in before.tensors])
         except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
             observer.trouble(error)
             return func(*args, **kwargs)
         outer_ns, sums.inner_ns = sums.inner_ns, 0
         start_ns = perf_counter_ns()
         try:
-            result = self._run(info, args, kwargs, before.tensors)
+            if info.is_run_whole:
+                result = info.run(*args, **kwargs)
+            else:
+                result = self._run(info, args, kwargs, before.tensors)
         except BaseException as error:
             sums.inner_ns = outer_ns + perf_counter_ns() - entry_ns
             observer.note_error(error, info.name, sys._getframe(2))
             raise
         run_ns = perf_counter_ns() - start_ns
-        inner_ns = sums.inner_ns
-        if is_counted and not _is_meta(result):
-            try:
-                observer.record(
-                    sums,
-                    info,
-                    before,
-                    args,
-                    kwargs,
-                    result,
-                    max(run_ns - inner_ns, 0),
-                    sys._getframe(2),
-                )
-            except Exception as error:  # noqa: BLE001  # as above
-                observer.trouble(error)
+        self_ns = run_ns - sums.inner_ns
+        try:
+            observer.record(
+                sums, info, before, args, kwargs, result, max(self_ns, 0), sys._getframe(2)
+            )
+        except Exception as error:  # noqa: BLE001  # as above
+            observer.trouble(error)
         total_ns = perf_counter_ns() - entry_ns
         sums.inner_ns = outer_ns + total_ns
         sums.overhead_ns += total_ns - run_ns
@@ -120,8 +120,8 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         shown whole although it has parts."""
         if info.is_composite:
             return self._run_parts(info, args, kwargs)
-        if not info.is_foreign or not tensors:
-            return info.func(*args, **kwargs)
+        if not tensors:
+            return info.run(*args, **kwargs)
         keys = _C._dispatch_keys(tensors[0])
         for tensor in tensors[1:]:
             keys = keys | _C._dispatch_keys(tensor)
@@ -156,17 +156,28 @@ class ObservedFunctions(TorchFunctionMode):
         sums = observer.sums()
         if sums.is_busy:
             return func(*args, **kwargs)
-        frame = observer.calls.enter(sums, func, args, kwargs)
+        running = observer.calls.enter(sums, func, args, kwargs)
         overhead_ns = sums.overhead_ns
         start_ns = perf_counter_ns()
         try:
-            result = self._call(func, types, args, kwargs)
+            if type(func) is FunctionType:
+                result = self._call(func, types, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
         except BaseException as error:
             sums.frames.pop()
             observer.note_error(error, observer.calls.reader.name(func), sys._getframe(1))
             raise
-        total_ns = perf_counter_ns() - start_ns - (sums.overhead_ns - overhead_ns)
-        self._leave(sums, frame, max(total_ns, 0), result, sys._getframe(1))
+        end_ns = perf_counter_ns()
+        total_ns = end_ns - start_ns - (sums.overhead_ns - overhead_ns)
+        entry = running.entry
+        if entry is not None and not entry.is_attention:  # the usual: nothing else to be done
+            entry.calls += 1
+            entry.time_ns += max(total_ns, 0)
+            sums.frames.pop()
+        else:
+            self._leave(sums, running, max(total_ns, 0), result, sys._getframe(1))
+        sums.overhead_ns += perf_counter_ns() - end_ns
         return result
 
     def _call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -183,7 +194,6 @@ class ObservedFunctions(TorchFunctionMode):
     def _leave(
         self, sums: ThreadSums, frame: FunctionFrame, total_ns: int, result: Any, python: FrameType
     ) -> None:
-        begin_ns = perf_counter_ns()
         sums.is_busy = True
         had_functions = _take_off(self)
         try:
@@ -195,14 +205,11 @@ class ObservedFunctions(TorchFunctionMode):
                 _C._push_on_torch_function_stack(self)
             sums.is_busy = False
             sums.frames.pop()
-            sums.overhead_ns += perf_counter_ns() - begin_ns
 
 
 def _calls_others(func: Any) -> bool:
     """Functional torch in Python, and backward, in which the program's own code may run. Methods of
     tensors call themselves again, one level down."""
-    if type(func) is not FunctionType:
-        return False
     return func.__module__ in _CALLING or func.__name__ == "backward"
 
 
@@ -214,10 +221,6 @@ def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if any(issubclass(kind, FakeTensor) for kind in types):
         return func(*args, **kwargs)
     return NotImplemented
-
-
-def _is_meta(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.is_meta
 
 
 def push_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:

@@ -1,8 +1,7 @@
 """Two reports beside each other: what is new, gone, changed, faster, slower since the previous one.
 
-Rows are matched by op, place, phase, tokens and arguments, so that a row whose implementation
-changed is one row that changed. What counts as faster or slower is `report_diff`'s decision; here a
-layer's rows are judged together with those of the other layers.
+Which rows are the same, and which count as faster or slower, is `row_matching`'s decision; rows
+that changed alike are one line.
 """
 
 from __future__ import annotations
@@ -17,7 +16,13 @@ from hal.auditing.html.losers import places_text
 from hal.auditing.html.places import tokens_text
 from hal.auditing.html.quantities import count, duration, share, total
 from hal.auditing.html.tier_marks import TierMark, row_mark
-from hal.auditing.report_diff import MIN_SHARE, NOISE
+from hal.auditing.row_matching import (
+    RowPair,
+    matched_rows,
+    outcome_of,
+    time_per_call,
+    time_ratio,
+)
 from hal.auditing.summary import observed_time_us
 
 ChangeKind = Literal["new", "gone", "changed", "slower", "faster"]
@@ -74,27 +79,20 @@ class Comparison:
     is_comparable: bool
 
 
-_Key = tuple[str, str, str, tuple[int, int] | None, str]
-
-
 def compare(report: AuditReport, previous: AuditReport) -> Comparison:
     """What changed from `previous` to `report`."""
-    before, after = _by_key(previous.rows), _by_key(report.rows)
-    found: dict[tuple[object, ...], list[tuple[list[Row], list[Row]]]] = {}
+    totals = observed_time_us(previous), observed_time_us(report)
+    found: dict[tuple[object, ...], list[RowPair]] = {}
     num_same = 0
-    for key in dict.fromkeys((*after, *before)):
-        old, new = before.get(key, []), after.get(key, [])
-        kind = _kind(old, new)
+    for pair in matched_rows(previous.rows, report.rows, totals):
+        kind = _kind(pair)
         if kind is None:
             num_same += 1
             continue
-        shape = (kind, key[0], key[2], key[3], _outcome(old), _outcome(new))
-        found.setdefault(shape, []).append((old, new))
+        first = pair.first
+        served = (outcome_of(pair.old), outcome_of(pair.new))
+        found.setdefault((kind, first.op, first.phase, first.tokens, served), []).append(pair)
     changes = [_change(shape[0], pairs) for shape, pairs in found.items()]
-    whole_us = observed_time_us(report)
-    small = [change for change in changes if _is_noise(change, whole_us)]
-    changes = [change for change in changes if change not in small]
-    num_same += sum(change.num_rows for change in small)
     changes.sort(key=lambda change: (_KINDS.index(change.kind), -abs((change.ratio or 1) - 1)))
     fresh, gone = _findings(report, previous)
     return Comparison(
@@ -108,60 +106,17 @@ def compare(report: AuditReport, previous: AuditReport) -> Comparison:
     )
 
 
-def _is_noise(change: RowChange, whole_us: float | None) -> bool:
-    """Slower in what takes next to no time."""
-    if change.kind != "slower" or not whole_us:
-        return False
-    return (change.time_us or 0.0) / whole_us < MIN_SHARE
-
-
-def _by_key(rows: Iterable[Row]) -> dict[_Key, list[Row]]:
-    """Rows of one key are several implementations at one place, or lines of one function."""
-    found: dict[_Key, list[Row]] = {}
-    for row in rows:
-        place = row.site
-        if not place and row.location is not None:
-            # Lines move when a file is edited; the function stays.
-            place = f"{row.location.file}#{row.location.function or row.location.line}"
-        key = (row.op, place, row.phase, row.tokens, row.arguments)
-        found.setdefault(key, []).append(row)
-    return found
-
-
-def _kind(old: Sequence[Row], new: Sequence[Row]) -> ChangeKind | None:
-    if not old:
+def _kind(pair: RowPair) -> ChangeKind | None:
+    if not pair.old:
         return "new"
-    if not new:
+    if not pair.new:
         return "gone"
-    if _outcome(old) != _outcome(new):
-        return "changed"
-    ratio = _ratio(old, new)
-    if ratio is None or 1 / NOISE <= ratio <= NOISE:
-        return None
-    return "slower" if ratio > 1 else "faster"
+    return "changed" if outcome_of(pair.old) != outcome_of(pair.new) else pair.direction
 
 
-def _outcome(rows: Sequence[Row]) -> tuple[tuple[str, str, str, str], ...]:
-    """What of the rows is not a figure: a difference here is a change of what runs."""
-    return tuple(
-        sorted({(row.implementation, row.tier, row.state, row.leaf.state) for row in rows})
-    )
-
-
-def _per_call(rows: Iterable[Row]) -> float | None:
-    timed = [(row.time_us, row.calls) for row in rows if row.time_us is not None and row.calls]
-    calls = sum(number for _, number in timed)
-    return sum(time for time, _ in timed) / calls if calls else None
-
-
-def _ratio(old: Iterable[Row], new: Iterable[Row]) -> float | None:
-    before, after = _per_call(old), _per_call(new)
-    return after / before if before and after else None
-
-
-def _change(kind: object, pairs: Sequence[tuple[list[Row], list[Row]]]) -> RowChange:
-    old = [row for rows, _ in pairs for row in rows]
-    new = [row for _, rows in pairs for row in rows]
+def _change(kind: object, pairs: Sequence[RowPair]) -> RowChange:
+    old = [row for pair in pairs for row in pair.old]
+    new = [row for pair in pairs for row in pair.new]
     first = (new or old)[0]
     before, after = _side(old), _side(new)
     if before and after and before.facts == after.facts:
@@ -175,7 +130,7 @@ def _change(kind: object, pairs: Sequence[tuple[list[Row], list[Row]]]) -> RowCh
         num_rows=len(pairs),
         before=before,
         after=after,
-        ratio=_ratio(old, new),
+        ratio=time_ratio(old, new),
         time_us=total(row.time_us for row in new),
     )
 
@@ -193,7 +148,7 @@ def _side(rows: Sequence[Row]) -> Side | None:
         implementation=", ".join(names[:3]) + (f" +{len(names) - 3}" if len(names) > 3 else ""),
         mark=row_mark(worst),
         facts=", ".join((*states, *leaves)),
-        per_call=duration(_per_call(rows)),
+        per_call=duration(time_per_call(rows)),
     )
 
 

@@ -1,12 +1,14 @@
 """The heat map: where in the model, or in the program, which tier ran.
 
-Of a model, columns are layers and rows the call sites of a layer, by phase. Of a program, columns
+Of a model, columns are layers (of very many, several to a column) and rows the call sites of a
+layer, by phase. Of a program, columns
 are op families and rows source lines, those that take most time first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -14,12 +16,21 @@ from typing import Final
 from markupsafe import Markup
 
 from hal.auditing.document import AuditReport, Row
-from hal.auditing.html.places import place_of, short_site, site_pattern, tokens_text
+from hal.auditing.html.places import (
+    group_place,
+    layers_text,
+    place_of,
+    short_site,
+    site_pattern,
+    tokens_text,
+)
 from hal.auditing.html.quantities import count, duration, share
 from hal.auditing.html.shown_text import tooltip
 from hal.auditing.html.tier_marks import TierMark, row_mark
-from hal.auditing.quantities import plural
+from hal.auditing.quantities import number_runs, plural
 
+MAX_COLUMNS: Final = 128
+"""Columns of a model's map; adjacent layers share one beyond that."""
 MAX_LINES: Final = 60
 """Rows of a program's map; the table has all of them."""
 
@@ -82,7 +93,8 @@ def heat_map(report: AuditReport, whole_us: float | None) -> HeatMap | None:
 
 
 def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
-    layers = sorted({row.layer for row in rows if row.layer is not None})
+    columns = _columns({row.layer for row in rows if row.layer is not None})
+    column_of = {layer: column for column, layers in enumerate(columns) for layer in layers}
     phases: dict[str, dict[tuple[str, bool], list[Row]]] = {}
     outside: dict[str, list[Row]] = {}
     for row in rows:
@@ -94,33 +106,40 @@ def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
     bands = []
     for phase, lines in phases.items():
         drawn = tuple(
-            _layer_line(found, layers if has_layers else [], len(layers), whole_us)
+            _layer_line(found, column_of if has_layers else {}, len(columns), whole_us)
             for (_, has_layers), found in lines.items()
         )
         heading = "any phase" if phase == "any" else phase
         bands.append(Band(heading if len(phases) > 1 or phase != "any" else "", drawn))
     if outside:
-        drawn = tuple(_outside_line(found, len(layers), whole_us) for found in outside.values())
+        drawn = tuple(_outside_line(found, len(columns), whole_us) for found in outside.values())
         bands.append(Band("outside call sites", drawn))
-    return HeatMap("layer", tuple(map(str, layers)), tuple(bands), is_dense=True)
+    return HeatMap("layer", tuple(map(number_runs, columns)), tuple(bands), is_dense=True)
+
+
+def _columns(layers: Iterable[int]) -> list[list[int]]:
+    """The layers of each column."""
+    ordered = sorted(layers)
+    size = max(1, math.ceil(len(ordered) / MAX_COLUMNS))
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
 
 def _layer_line(
-    rows: Sequence[Row], layers: Sequence[int], num_columns: int, whole_us: float | None
+    rows: Sequence[Row], column_of: Mapping[int, int], num_columns: int, whole_us: float | None
 ) -> Line:
     first = rows[0]
     label = short_site(first.site, first.layer) or first.op
     detail = _names(row.implementation for row in rows)
     site = site_pattern(first.site, first.layer)
-    if not layers:
+    if not column_of:
         return Line(label, detail, site, (_cell(0, num_columns, rows, whole_us, is_word=True),))
-    by_layer: dict[int, list[Row]] = {}
+    by_column: dict[int, list[Row]] = {}
     for row in rows:
         if row.layer is not None:
-            by_layer.setdefault(row.layer, []).append(row)
+            by_column.setdefault(column_of[row.layer], []).append(row)
     cells = tuple(
-        _cell(column, 1, by_layer[layer], whole_us) if layer in by_layer else None
-        for column, layer in enumerate(layers)
+        _cell(column, 1, by_column[column], whole_us) if column in by_column else None
+        for column in range(num_columns)
     )
     return Line(label, detail, site, cells)
 
@@ -190,15 +209,26 @@ def _cell(
         mark=worst,
         text=text,
         title=tooltip(_describe(rows, whole_us)),
-        filter=place_of(rows[0]) or rows[0].op,
+        filter=_filter_of(rows),
     )
+
+
+def _filter_of(rows: Sequence[Row]) -> str:
+    """What finds the rows of a cell: their place, of several layers the call site behind them."""
+    places = {place_of(row) for row in rows}
+    if len(places) == 1:
+        return places.pop() or rows[0].op
+    return short_site(rows[0].site, rows[0].layer) or rows[0].op
 
 
 def _describe(rows: Sequence[Row], whole_us: float | None) -> Iterable[str]:
     """What a tooltip says: the place, and a line for each implementation in it."""
     first = rows[0]
     phase = "" if first.phase == "any" else f", {first.phase}"
-    yield f"{place_of(first) or first.op} ({first.op}{phase})"
+    layers = layers_text(row.layer for row in rows if row.layer is not None)
+    is_one = len({row.layer for row in rows}) == 1
+    place = place_of(first) if is_one else f"{group_place(first)}, {layers}"
+    yield f"{place or first.op} ({first.op}{phase})"
     for row in rows[:6]:
         tokens = f"{tokens_text(row.tokens)}: " if row.tokens and len(rows) > 1 else ""
         if row.state == "never-exercised":

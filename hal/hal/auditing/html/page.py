@@ -19,6 +19,7 @@ from markupsafe import Markup
 from hal.auditing.document import AuditReport
 from hal.auditing.html import quantities
 from hal.auditing.html.comparison import compare, counts_of
+from hal.auditing.html.condensed import condensed
 from hal.auditing.html.finding_cards import open_cards, waived_cards
 from hal.auditing.html.heat_map import heat_map
 from hal.auditing.html.losers import leaf_groups, loser_list
@@ -30,9 +31,11 @@ from hal.auditing.html.tier_marks import TIER_MARKS
 from hal.auditing.html.time_shares import NUM_FIRST, coverage_of, op_groups, op_segments
 from hal.auditing.html.verdict import judge_report
 from hal.auditing.quantities import number_runs, plural
-from hal.auditing.report_diff import MIN_SHARE, NOISE
+from hal.auditing.row_matching import MIN_SHARE, NOISE
 from hal.auditing.summary import observed_time_us
 
+MAX_SHOWN: Final = 300
+"""Cards, groups and changes of one list; the JSON has all of them."""
 _STYLES: Final = ("layout.css", "charts.css", "table.css", "narrow.css", "print.css")
 _EARLY_SCRIPTS: Final = ("theme.js",)
 _SCRIPTS: Final = ("tooltip.js", "marks.js", "rows.js", "document.js")
@@ -46,6 +49,11 @@ def render_html(report: AuditReport, previous: AuditReport | None = None) -> str
     """
     whole_us = observed_time_us(report)
     losers = loser_list(report)
+    inside = condensed(report)
+    loser_of = [
+        next((n for n in map(losers.group_of.__getitem__, numbers) if n and n <= MAX_SHOWN), None)
+        for numbers in inside.sources
+    ]
     comparison = None if previous is None else compare(report, previous)
     style = palette_css() + _joined(_STYLES)
     early, late = _joined(_EARLY_SCRIPTS), _joined(_SCRIPTS)
@@ -59,9 +67,11 @@ def render_html(report: AuditReport, previous: AuditReport | None = None) -> str
             segments=op_segments(report, whole_us),
             groups=op_groups(report, whole_us),
             num_first=NUM_FIRST,
+            most=MAX_SHOWN,
+            left_out=inside.note,
             heat=heat_map(report, whole_us),
-            plot=roofline_plot(report, whole_us),
-            table=row_table(report, whole_us, losers.group_of),
+            plot=roofline_plot(inside.report, whole_us),
+            table=row_table(inside, whole_us, loser_of),
             losers=losers.groups,
             leaves=leaf_groups(report),
             findings=open_cards(report),
@@ -77,7 +87,7 @@ def render_html(report: AuditReport, previous: AuditReport | None = None) -> str
             style=Markup(style),
             early_script=Markup(early),
             script=Markup(late),
-            data=Markup(embedded_json(report.model_dump_json(by_alias=True))),
+            data=Markup(embedded_json(inside.report.model_dump_json(by_alias=True))),
         )
     )
 

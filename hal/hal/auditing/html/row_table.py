@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from hal.auditing.document import AuditReport, Row
+from hal.auditing.document import Row
+from hal.auditing.html.condensed import Condensed
 from hal.auditing.html.places import place_of, tokens_text
 from hal.auditing.html.quantities import count, duration, quantity, share
 from hal.auditing.html.tier_marks import TierMark, is_loss, row_mark
@@ -26,7 +28,8 @@ LEAF_TEXTS = {
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """A row as texts. index: in the report, by which the script finds the numbers to sort by.
-    loser: number of its group among the losers, None without losers. bar: percent of the bound."""
+    loser: number of its group among the losers, None without losers. bar: percent of the bound.
+    is_sum: of several rows, which the page has not."""
 
     index: int
     place: str
@@ -50,6 +53,7 @@ class TableRow:
     num_losers: int
     loser: int | None
     is_loss: bool
+    is_sum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,14 @@ class RowTable:
     num_losses: int
 
 
-def row_table(report: AuditReport, whole_us: float | None, loser_of: list[int | None]) -> RowTable:
-    """The table of a report. loser_of: for each row, the number of its group of losers."""
+def row_table(
+    inside: Condensed, whole_us: float | None, loser_of: Sequence[int | None]
+) -> RowTable:
+    """The table of what a page has inside. loser_of: for each row, the number of its group of
+    losers."""
     rows = tuple(
-        _table_row(index, row, whole_us, loser_of[index]) for index, row in enumerate(report.rows)
+        replace(_table_row(index, row, whole_us, loser_of[index]), is_sum=len(numbers) > 1)
+        for index, (row, numbers) in enumerate(zip(inside.report.rows, inside.sources, strict=True))
     )
     return RowTable(
         rows=rows,

@@ -25,9 +25,10 @@ const halRows = (() => {
   const read = (table, report) => {
     rows = [...table.tBodies[0].rows].map((element, index) => {
       const data = report.rows[Number(element.dataset.i)];
-      const place = data.site || (data.location ? `${data.location.file}:${data.location.line}` : "");
+      const line = data.location && data.location.line ? `:${data.location.line}` : ""; // 0: the file as a whole
+      const place = data.site || (data.location ? `${data.location.file}${line}` : "");
       return {
-        element, data, index, place,
+        element, data, index, place, isSum: "sum" in element.dataset,
         rank: Number(element.dataset.rank),
         text: [place, data.op, data.phase, data.arguments, data.implementation, element.dataset.tier, data.tier,
           data.location ? data.location.function : ""].join("\n").toLowerCase(),
@@ -47,6 +48,12 @@ const halRows = (() => {
     return keyed.map(([, row]) => row);
   };
 
+  // A row that sums others is found by the place of each: its layer is "*", its file has no line.
+  const has = (row, word) => row.text.includes(word) || (row.isSum
+    && (row.text.includes(word.replace(/(^|\.)\d+(?=\.|$)/, "$1*"))
+      || (row.place !== "" && word.startsWith(`${row.place.toLowerCase()}:`))));
+  const isAt = (row, place) => row.place.toLowerCase() === place || (row.isSum && has(row, place));
+
   const update = () => {
     const wanted = parts.text.value.trim().toLowerCase();
     const exact = /^"(.+)"$/.exec(wanted);
@@ -56,7 +63,7 @@ const halRows = (() => {
     for (const row of ordered) {
       const fits = (!op || row.data.op === op) && (!tier || row.element.dataset.tier === tier)
         && (!phase || row.data.phase === phase) && (!isLoss || "loss" in row.element.dataset)
-        && (!exact || row.place.toLowerCase() === exact[1]) && words.every((word) => row.text.includes(word));
+        && (!exact || isAt(row, exact[1])) && words.every((word) => has(row, word));
       if (fits) matching += 1;
       row.element.classList.toggle("off", !fits);
       row.element.classList.toggle("later", fits && matching > state.limit);
