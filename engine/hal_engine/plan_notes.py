@@ -64,19 +64,8 @@ def device_notes(device: DeviceSpec, world_size: int) -> list[str]:
 def call_notes(sites: Sequence[OpSite]) -> list[str]:
     """Faster forms of a model's calls that no op of the catalogue has, so that no candidate for
     them can be among the losers."""
-    notes = [_fused_all_reduce(sites), _short_prompts(sites), _whole_context_scores(sites)]
+    notes = [_short_prompts(sites), _whole_context_scores(sites)]
     return [note for note in notes if note]
-
-
-def _fused_all_reduce(sites: Sequence[OpSite]) -> str:
-    kinds: list[tuple[str, Any]] = [(site.request.label, site.request) for site in sites]
-    reduces = any(label == "collective.all_reduce" and r.transport != "host" for label, r in kinds)
-    if not reduces or not any(label == "norm.rms" and r.has_residual for label, r in kinds):
-        return ""
-    return (
-        "an all-reduce and the residual norm behind it are two calls: one that does both (some "
-        "libraries have it for sm_90 and sm_100) is not planned on any device"
-    )
 
 
 def _short_prompts(sites: Sequence[OpSite]) -> str:

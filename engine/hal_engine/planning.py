@@ -20,6 +20,7 @@ from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
 from hal_engine.group_link import link_of_group
 from hal_engine.models.accounting import kv_bytes_per_sequence, kv_bytes_per_token, kv_copies
+from hal_engine.models.joined_sites import model_joins
 from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
@@ -108,6 +109,7 @@ def plan_model(
         use=use or {},
         allowed_semantics=frozenset(options.allow_semantics),
         link=link,
+        joins=model_joins(sites),
     )
     max_model_len = options.max_model_len or min(
         config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN

@@ -106,6 +106,12 @@ class BoundOps:
     def plan(self) -> Plan:
         return self._plan
 
+    def most_tokens(self, site: str, phase: str = "any") -> int:
+        """The most tokens that the plan has a call site for, 0 if it has not: a site that a joined
+        one replaces, or a joined one that the plan did not take (see `hal.joins`)."""
+        ops = self._by_site.get((site, phase), ())
+        return max((op.tokens.high for op in ops), default=0)
+
     def bind(self, site: str, phase: str = "any", **static: Any) -> BoundOp:
         """The callable of one call site.
 

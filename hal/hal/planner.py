@@ -11,18 +11,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hal.candidates import KernelCandidate
+from hal.decided_notes import decided_notes, rate_notes
 from hal.device import DevicePolicy, DeviceSpec
 from hal.device_group import GroupLink
 from hal.errors import PlanError, RequestError, UnservedRequestError
-from hal.memory_need import memory_need, stored_weight_bytes
+from hal.joins import JoinedSite, JoinedSites, join_sites
+from hal.memory_need import memory_need
 from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest, TokenRange
 from hal.plan import OpSite, Plan, PlannedOp
 from hal.ranges import decide_ranges
-from hal.roofline import bound_of, measured_elsewhere, step_bound_us, unverified_rates
+from hal.roofline import bound_of, step_bound_us
 from hal.selection import Decision, LostFastPath, SelectionRules, select
 from hal.step_costs import Step, estimate_step
 from hal.suggestions import did_you_mean
+from hal.tiers import Tier
 from hal.violations import Violation, violation_error
 from hal.waivers import Waiver, WaiverBook, waiver_text
 
@@ -32,7 +35,8 @@ CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
     """What a plan is made from. `use` is the explicit choice per op (`--use`); `link` is what links
-    the devices of a group, None for one device."""
+    the devices of a group, None for one device. joins: calls that may take the place of several of
+    the sites, see `hal.joins`."""
 
     sites: Sequence[OpSite]
     device: DeviceSpec
@@ -42,14 +46,16 @@ class PlanInputs:
     use: Mapping[str, str] = field(default_factory=dict)
     allowed_semantics: frozenset[str] = frozenset()
     link: GroupLink | None = None
+    joins: Sequence[JoinedSite] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOps:
-    """The decided sites and what is wrong with them."""
+    """The decided sites and what is wrong with them. notes: of joins that were not taken."""
 
     ops: Sequence[PlannedOp]
     violations: Sequence[Violation]
+    notes: Sequence[str] = ()
 
 
 def plan_ops(
@@ -68,6 +74,8 @@ def plan_ops(
     """
     _check_use(inputs)
     inputs = replace(inputs, candidates=_asked_once(inputs))
+    joined = _join(inputs)
+    inputs = replace(inputs, sites=joined.sites)
     planned: list[PlannedOp] = []
     violations: list[Violation] = []
     sites = [part for site in inputs.sites for part in _split_by_waivers(inputs, site)]
@@ -88,7 +96,25 @@ def plan_ops(
     inputs.waivers.check_after_planning(
         [(name, site.request) for site in sites for name in site.names()]
     )
-    return PlannedOps(ops=planned, violations=violations)
+    return PlannedOps(ops=planned, violations=violations, notes=joined.notes)
+
+
+def _join(inputs: PlanInputs) -> JoinedSites:
+    """The sites with the joined ones that are better than their parts."""
+    rules = SelectionRules(
+        explicit=inputs.use, allowed_semantics=inputs.allowed_semantics, policy=inputs.policy
+    )
+
+    def choose(request: OpRequest) -> Decision:
+        return select(request, inputs.candidates(request.op, inputs.device), rules)
+
+    def offered(op: str) -> bool:
+        found = inputs.candidates(op, inputs.device)
+        return any(candidate.tier > Tier.REFERENCE for candidate in found)
+
+    return join_sites(
+        inputs.sites, inputs.joins, choose, offered=offered, explicit=frozenset(inputs.use)
+    )
 
 
 def _asked_once(inputs: PlanInputs) -> CandidateSource:
@@ -105,9 +131,10 @@ def _asked_once(inputs: PlanInputs) -> CandidateSource:
 
 def _check_use(inputs: PlanInputs) -> None:
     """Every `--use` key must name an op of this plan: an ignored request is an error."""
-    known = {site.request.label for site in inputs.sites} | {s.request.op for s in inputs.sites}
+    sites = [*inputs.sites, *(join.site for join in inputs.joins)]
+    known = {site.request.label for site in sites} | {site.request.op for site in sites}
     rules = SelectionRules(explicit=inputs.use)
-    decides = {rules.explicit_key(site.request) for site in inputs.sites}
+    decides = {rules.explicit_key(site.request) for site in sites}
     for key in inputs.use:
         who = f"explicit choice --use {key}={inputs.use[key]}"
         if key not in known:
@@ -230,7 +257,12 @@ def create_plan(
         settings=settings,
         kv_bytes_per_token=kv_bytes_per_token,
         ops=ops,
-        notes=[*notes, *_copy_notes(ops), *_untuned_notes(ops), *_unverified_notes(inputs)],
+        notes=[
+            *notes,
+            *planned.notes,
+            *decided_notes(ops),
+            *rate_notes(inputs.sites, inputs.device, inputs.link),
+        ],
         versions=versions or {},
         policy={
             "forced_features": inputs.policy.forced_features,
@@ -244,31 +276,6 @@ def create_plan(
     )
 
 
-def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
-    """Chosen implementations that run with a configuration nobody measured on the device."""
-    names: dict[str, set[str]] = {}
-    for op in ops:
-        if op.choice.untuned:
-            names.setdefault(op.choice.untuned, set()).add(op.choice.name)
-    return [
-        f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
-        for text, chosen in names.items()
-    ]
-
-
-def _unverified_notes(inputs: PlanInputs) -> list[str]:
-    requests = [site.request for site in inputs.sites]
-    notes = []
-    if found := unverified_rates(requests, inputs.device, inputs.link):
-        notes.append(f"times rest on unverified figures: {', '.join(found)}")
-    if found := measured_elsewhere(requests, inputs.device):
-        notes.append(
-            "times rest on rates that others measured on such a device, as no peak of it is known, "
-            f"and may be undercut: {', '.join(found)}"
-        )
-    return notes
-
-
 def _decode_bound_us(inputs: PlanInputs) -> float | None:
     """Least time of a step that decodes one token; collectives would need the links' rates."""
     calls = [
@@ -278,23 +285,3 @@ def _decode_bound_us(inputs: PlanInputs) -> float | None:
     ]
     total = step_bound_us(calls, 1, inputs.device)
     return None if total is None else round(total, 1)
-
-
-def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:
-    """Where ranges of one site pack the weight differently, the memory holds it more than once."""
-    layouts: dict[OpSite, set[str]] = {}
-    for op in ops:
-        if _is_weighted(op.site):
-            layouts.setdefault(op.site, set()).add(op.choice.weight_layout or op.choice.name)
-    sites: dict[tuple[str, ...], list[str]] = {}
-    extra: dict[tuple[str, ...], int] = {}
-    for site, held in layouts.items():
-        if len(held) > 1:
-            key = tuple(sorted(held))
-            sites.setdefault(key, []).append(site.site)
-            extra[key] = extra.get(key, 0) + stored_weight_bytes(site) * (len(held) - 1)
-    return [
-        f"weights are held {len(held)} times ({', '.join(held)}), {extra[held] / 2**20:,.0f} MiB "
-        f"more: {', '.join(names)}"
-        for held, names in sites.items()
-    ]

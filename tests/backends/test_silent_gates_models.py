@@ -133,7 +133,8 @@ def test_gate_02_the_size_at_which_an_algorithm_wins_is_part_of_the_plan() -> No
     found = plan("llama-3-70b", spec, 8, max_num_batched_tokens=4096)
     ranges = sites(found, "o_all_reduce")
     chosen = [(op.tokens.low, op.tokens.high, op.choice.name.split(".")[-1]) for op in ranges]
-    assert chosen[0][0] == 1
+    assert [str(op.tokens) for op in sites(found, "o_reduce_norm")] == ["1-16"]
+    assert chosen[0][0] == 17  # below, the sum is one call with the norm behind it
     assert chosen[-1][1] == 4096
     small = [high for _, high, name in chosen if name != "nccl"]
     assert small, chosen
@@ -224,13 +225,22 @@ def test_gate_08_scores_of_the_whole_context_are_said() -> None:
 # 11 and 12
 
 
-def test_gate_11_a_fused_all_reduce_and_norm_is_absent_and_said() -> None:
-    def said(tp: int) -> bool:
-        notes = planned("llama-3-70b", "h200-sxm", tp).notes
-        return any("all-reduce and the residual norm behind it are two calls" in n for n in notes)
+def test_gate_11_a_fused_all_reduce_and_norm_is_planned_or_said_why_not() -> None:
+    def found(tp: int, **attributes: str) -> tuple[list[str], list[str]]:
+        device = profile("h200-sxm", **attributes)
+        report = plan("llama-3-70b", device, tp)
+        ranges = [str(op.tokens) for op in report.ops if op.site.site.endswith("o_reduce_norm")]
+        return ranges, [note for note in report.notes if note.startswith("all_reduce_norm")]
 
-    assert said(8)
-    assert not said(1)
+    ranges, notes = found(8, p2p="verified")
+    assert ranges == ["1-16"]
+    assert len(notes) == 1
+    assert "above 16 tokens" in notes[0]
+    ranges, (note,) = found(8, p2p="claimed")
+    assert not ranges
+    assert "at any size" in note
+    assert "required verified on this host" in note
+    assert found(1) == ([], [])
 
 
 def test_gate_12_short_prompts_of_sparse_models_are_said() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,11 +21,13 @@ from hal.ops import CATALOGUE
 from hal.ops import activation as activation_op
 from hal.ops import attention as attention_op
 from hal.ops import collective as collective_op
+from hal.ops import collective_norm as collective_norm_op
 from hal.ops import gemm as gemm_op
 from hal.ops import norm as norm_op
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.collective import CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.embedding import EmbeddingRequest
 from hal.ops.formats import DTYPE_BYTES, FORMATS, QuantizedWeight, WeightFormat, torch_dtype
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
@@ -34,6 +35,7 @@ from hal.ops.kv_write import KvWriteRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.rope import RopeRequest
 from hal.ops.sampling import TopKTopPRequest
+from thread_group import ThreadGroup, on_threads
 
 GGUF_TYPES = {
     "int4_g32": GGMLQuantizationType.Q4_0,
@@ -732,55 +734,14 @@ def test_top_k_top_p_keeps_the_lower_of_equals_and_never_nothing(rng: torch.Gene
 # --- collectives ----------------------------------------------------------------------------------
 
 
-class ThreadGroup:
-    """Ranks as threads: `exchange` is a meeting at a barrier."""
-
-    def __init__(self, rank: int, board: list[torch.Tensor], barrier: threading.Barrier) -> None:
-        self.rank, self.world_size = rank, len(board)
-        self.process_group = None
-        self._board, self._barrier = board, barrier
-
-    def close(self) -> None:
-        pass
-
-    def add_check(self, check: Callable[[], None]) -> None:
-        raise NotImplementedError("the references raise themselves")
-
-    def check(self) -> None:
-        pass
-
-    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        self._board[self.rank] = x.clone()
-        self._barrier.wait(timeout=30)
-        parts = [part.clone() for part in self._board]
-        self._barrier.wait(timeout=30)
-        return parts
-
-
 def on_ranks(request: CollectiveRequest, inputs: Sequence[torch.Tensor]) -> list[Any]:
     """What each rank's reference returns; an error of a rank is raised."""
-    world = len(inputs)
-    board, barrier = [torch.empty(0)] * world, threading.Barrier(world)
-    results: list[Any] = [None] * world
-    errors: list[Exception] = []
 
-    def run(rank: int) -> None:
-        try:
-            kernel = collective_op.reference(request, group=ThreadGroup(rank, board, barrier))
-            results[rank] = kernel() if request.kind == "barrier" else kernel(inputs[rank])
-        except Exception as error:  # noqa: BLE001 - raised below, in the test's own thread
-            errors.append(error)
-            barrier.abort()
+    def work(group: ThreadGroup) -> Any:
+        kernel = collective_op.reference(request, group=group)
+        return kernel() if request.kind == "barrier" else kernel(inputs[group.rank])
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    for error in errors:
-        if not isinstance(error, threading.BrokenBarrierError):
-            raise error
-    return results
+    return on_threads(len(inputs), work)
 
 
 def collective(kind: Any, world: int, width: int, dtype: str = "float64") -> CollectiveRequest:
@@ -809,6 +770,28 @@ def test_collectives_are_what_numpy_makes_of_all_ranks(rng: torch.Generator, wor
             in_place = kind in ("all_reduce", "broadcast")
             assert torch.equal(inputs[rank], results[rank] if in_place else original[rank])
     assert on_ranks(collective("barrier", world, 1), original) == [None] * world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_all_reduce_and_norm_is_both_one_after_the_other(rng: torch.Generator, world: int) -> None:
+    parts = [normal(rng, 5, 12) for _ in range(world)]
+    residual, weight = normal(rng, 5, 12), normal(rng, 12)
+    total = np.stack([x.numpy() for x in parts]).sum(axis=0) + residual.numpy()
+    want = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-3) * weight.numpy()
+    request = AllReduceNormRequest(kind="all_reduce", world_size=world, width=12, dtype="float64")
+
+    def work(group: ThreadGroup) -> Any:
+        kernel = collective_norm_op.reference(request, group=group, weight=weight, eps=1e-3)
+        return kernel(parts[group.rank].clone(), residual.clone())
+
+    for y, added in on_threads(world, work):
+        torch.testing.assert_close(y, torch.from_numpy(want))
+        torch.testing.assert_close(added, torch.from_numpy(total))
+
+
+def test_all_reduce_and_norm_is_of_all_reduces_only() -> None:
+    with pytest.raises(RequestError, match="kind='all_reduce'"):
+        AllReduceNormRequest(kind="all_gather", world_size=2, width=8, dtype="float32")
 
 
 def test_all_reduce_of_integers_is_exact() -> None:

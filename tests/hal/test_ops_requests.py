@@ -13,6 +13,7 @@ from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
 from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
 from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
@@ -121,6 +122,7 @@ REQUESTS = [
         CollectiveRequest(kind=kind, world_size=2, width=8, dtype="float64")
         for kind in COLLECTIVE_KINDS
     ),
+    AllReduceNormRequest(kind="all_reduce", world_size=2, width=8, dtype="float64"),
     MLA,
     dataclasses.replace(MLA, phase="decode"),
     DENSE,
@@ -156,6 +158,7 @@ OTHERS: dict[str, Any] = {
     "moe_router.scoring": "sqrt_softplus",
     "moe_router.num_groups": 4,
     "moe_router.num_groups_picked": 2,
+    "all_reduce_norm.kind": None,  # it has one
     "moe_dispatch.kind": None,  # two of REQUESTS differ in it
     "hyper_connection.kind": None,
     "engram.kind": None,

@@ -42,9 +42,9 @@ def library_name(device: DeviceSpec) -> str:
 
 
 def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
-    if op != "collective":
+    if op not in ("collective", "all_reduce_norm"):
         return ()
-    return (*on_device(_library_offers(device), op, device), *peer_candidates(device))
+    return (*on_device(_library_offers(device), op, device), *peer_candidates(op, device))
 
 
 def _library_offers(device: DeviceSpec) -> tuple[Offer, Offer]:

@@ -17,13 +17,15 @@ from hal.ops.collective import CollectiveGroup
 from hal.ops.formats import torch_dtype
 from hal_engine.checkpoint.protocol import Checkpoint
 from hal_engine.config import ModelConfig
+from hal_engine.models.build_context import BuildContext
 from hal_engine.models.family_sites import EMBED_TENSOR
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS
 from hal_engine.models.sites import OUTPUT_TENSOR, QKV_TENSORS, head_tensor
+from hal_engine.models.summed_norm import SummedNorm
 from hal_engine.precision import Precision
 from hal_engine.rope_table import rope_cos_sin
 from hal_engine.shards import Shard
-from hal_engine.weights import Part, read_weight
+from hal_engine.weights import Part
 
 Progress = Callable[[int, int], None]  # (parts done, parts in all)
 
@@ -48,46 +50,9 @@ class StepInputs:
     num_logit_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildContext:
-    """What the parts of a model are built from."""
-
-    config: ModelConfig
-    precision: Precision
-    shard: Shard
-    ops: BoundOps
-    weights: Checkpoint
-    group: CollectiveGroup | None
-    cos_sin_cache: torch.Tensor
-
-    def gemm(
-        self, site: str, parts: list[Part], biases: list[Part], *, pad_rows_to: int = 0
-    ) -> BoundOp:
-        """Binds a matrix product. Its format is what the plan has for the site."""
-        target = self.precision.weight_format(self.config, [part.name for part in parts])
-        weight = read_weight(self.weights, parts, target, pad_rows_to=pad_rows_to)
-        bias = None
-        if biases:
-            dtype = torch_dtype(self.precision.dtype)
-            rows = [self.weights.read_float(b.name).to(dtype) for b in biases]
-            bias = torch.cat(
-                [
-                    r if b.rows is None else r[b.rows[0] : b.rows[1]]
-                    for r, b in zip(rows, biases, strict=True)
-                ]
-            )
-        return self.ops.bind(site, weight=weight, bias=bias)
-
-    def norm(self, site: str, tensor: str) -> BoundOp:
-        weight = self.weights.read_float(tensor).to(torch_dtype(self.precision.dtype))
-        return self.ops.bind(site, weight=weight.contiguous(), eps=self.config.rms_norm_eps)
-
-    def all_reduce(self, site: str) -> BoundOp | None:
-        return None if self.group is None else self.ops.bind(site, group=self.group)
-
-
 class AttentionBlock:
-    """Grouped-query attention with rotary positions over the paged cache of one layer."""
+    """Grouped-query attention with rotary positions over the paged cache of one layer; the sum over
+    ranks is left to who calls it."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         config, shard = context.config, context.shard
@@ -124,7 +89,6 @@ class AttentionBlock:
             [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
             [Part(name=f"{name}.o_proj.bias")] if bias else [],
         )
-        self._all_reduce = context.all_reduce(site + "o_all_reduce")
 
     def __call__(
         self, x: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
@@ -139,8 +103,6 @@ class AttentionBlock:
         self._rope(n, q, k, step.positions)
         self._kv_write(n, k, v, k_cache, v_cache, step.slot_mapping)
         out: torch.Tensor = self._o_proj(n, self._attend(q, step, k_cache, v_cache))
-        if self._all_reduce is not None:
-            out = self._all_reduce(n, out)
         return out
 
     def _attend(
@@ -158,7 +120,7 @@ class AttentionBlock:
 
 
 class GatedFeedForward:
-    """SwiGLU: down(silu(gate x) * up x)."""
+    """SwiGLU: down(silu(gate x) * up x); the sum over ranks is left to who calls it."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         shard, config = context.shard, context.config
@@ -178,27 +140,40 @@ class GatedFeedForward:
             [Part(name=stem + DOWN_TENSOR, columns=columns)],
             [Part(name=f"{stem}mlp.down_proj.bias")] if bias else [],
         )
-        self._all_reduce = context.all_reduce(site + "down_all_reduce")
 
     def __call__(self, n: int, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._down_proj(n, self._gate_up_proj(n, x))
-        if self._all_reduce is not None:
-            out = self._all_reduce(n, out)
         return out
 
 
 class DecoderLayer:
-    """Pre-norm attention and feed-forward; the residual is added inside the next norm."""
+    """Pre-norm attention and feed-forward; the residual is added inside the next norm, and the rows
+    that it returns are this rank's, summed inside the next layer's first norm."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         name, site = f"model.layers.{layer}", f"layers.{layer}."
-        self._input_norm = context.norm(site + "input_norm", f"{name}.input_layernorm.weight")
+        norm, tensor = site + "input_norm", f"{name}.input_layernorm.weight"
+        self._first_norm: BoundOp | None = None
+        if layer == 0:
+            self._first_norm = context.norm(norm, tensor)
+        else:
+            below = f"layers.{layer - 1}.down_"
+            self._input_norm = SummedNorm(
+                context,
+                tensor,
+                norm=norm,
+                reduce=below + "all_reduce",
+                joined=below + "reduce_norm",
+            )
         self._attention = AttentionBlock(context, layer)
-        self._post_norm = context.norm(
-            site + "post_norm", f"{name}.post_attention_layernorm.weight"
+        self._post_norm = SummedNorm(
+            context,
+            f"{name}.post_attention_layernorm.weight",
+            norm=site + "post_norm",
+            reduce=site + "o_all_reduce",
+            joined=site + "o_reduce_norm",
         )
         self._feed_forward = GatedFeedForward(context, layer)
-        self._is_first = layer == 0
 
     def __call__(
         self,
@@ -209,8 +184,8 @@ class DecoderLayer:
         v_cache: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         n = step.num_tokens
-        if self._is_first:
-            normed, residual = self._input_norm(n, x), x
+        if self._first_norm is not None:
+            normed, residual = self._first_norm(n, x), x
         else:
             normed, residual = self._input_norm(n, x, residual)
         attended = self._attention(normed, step, k_cache, v_cache)
@@ -233,6 +208,10 @@ class Decoder:
             self._layers.append(DecoderLayer(context, layer))
             if progress is not None:
                 progress(layer + 1, config.num_layers + 1)
+        self._last_all_reduce: BoundOp | None = None
+        if context.group is not None:
+            last = f"layers.{config.num_layers - 1}.down_all_reduce"
+            self._last_all_reduce = context.ops.bind(last, group=context.group)
         self._final_norm = context.norm("final_norm", "model.norm.weight")
         rows = context.shard.vocab
         rows = (min(rows[0], config.vocab_size), min(rows[1], config.vocab_size))
@@ -260,6 +239,8 @@ class Decoder:
         residual = hidden
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, step, k_cache, v_cache)
+        if self._last_all_reduce is not None:
+            hidden = self._last_all_reduce(step.num_tokens, hidden)
         n = step.num_logit_rows
         if n == 0:
             return hidden.new_empty((0, self._config.vocab_size), dtype=torch.float32)

@@ -10,6 +10,7 @@ from hal.ops import (
     attention,
     batched_gemm,
     collective,
+    collective_norm,
     compressed_attention,
     dense_attention,
     embedding,
@@ -55,6 +56,7 @@ _FAMILIES: tuple[OpFamily, ...] = (
     kv_write.FAMILY,
     sampling.FAMILY,
     collective.FAMILY,
+    collective_norm.FAMILY,
 )
 
 CATALOGUE: Mapping[str, OpFamily] = MappingProxyType({f.name: f for f in _FAMILIES})

@@ -10,12 +10,14 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.collective import CollectiveGroup, CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import DTYPE_BYTES
 from hal_kernels.collective import triton_kernels as kernels
 from hal_kernels.collective.layout import (
     BLOCK,
     WIRE_GROUP,
     Algorithm,
+    BufferLayout,
     buffer_layout,
     norm_warps,
     num_warps,
@@ -52,20 +54,62 @@ def bind(
         element_bytes=DTYPE_BYTES[request.dtype],
         wire_bytes=1 if wire else 0,
     )
-    handle = group.process_group
-    shared: dict[Any, PeerBuffers] = handle.__dict__.setdefault("hal_peer_buffers", {})
-    key = (algorithm, layout)
-    if key not in shared:
-        shared[key] = symmetric_buffers(handle, layout, torch.device(device.torch_device))
-        group.add_check(shared[key].check)
     return bind_to_buffers(
-        shared[key],
+        _group_buffers(group, algorithm, layout, device),
         algorithm,
         is_push=request.transport == "pcie",
         wire=wire,
-        warp_size=int(device.attributes.get("warp_size", 32)),
-        use_ptx=str(device.attributes.get("triton_target", "")).startswith("cuda"),
+        **_device_options(device),
     )
+
+
+def bind_norm(
+    request: AllReduceNormRequest,
+    device: DeviceSpec,
+    *,
+    group: CollectiveGroup,
+    weight: torch.Tensor,
+    eps: float,
+) -> Kernel:
+    """As the op's reference, but the residual is updated in place. Buffers as of `bind`.
+
+    Raises RuntimeError where the devices cannot map each other's memory.
+    """
+    block = triton.next_power_of_2(request.width)
+    layout = buffer_layout(
+        "one_shot",
+        request.world_size,
+        request.tokens.high * block,
+        element_bytes=DTYPE_BYTES[request.dtype],
+        row_block=block,
+    )
+    return bind_all_reduce_norm(
+        _group_buffers(group, "norm", layout, device),
+        weight,
+        eps,
+        is_push=request.transport == "pcie",
+        **_device_options(device),
+    )
+
+
+def _group_buffers(
+    group: CollectiveGroup, use: str, layout: BufferLayout, device: DeviceSpec
+) -> PeerBuffers:
+    """The buffers of that use and layout, made with the first call site that needs them."""
+    handle = group.process_group
+    shared: dict[Any, PeerBuffers] = handle.__dict__.setdefault("hal_peer_buffers", {})
+    key = (use, layout)
+    if key not in shared:
+        shared[key] = symmetric_buffers(handle, layout, torch.device(device.torch_device))
+        group.add_check(shared[key].check)
+    return shared[key]
+
+
+def _device_options(device: DeviceSpec) -> dict[str, Any]:
+    return {
+        "warp_size": int(device.attributes.get("warp_size", 32)),
+        "use_ptx": str(device.attributes.get("triton_target", "")).startswith("cuda"),
+    }
 
 
 def bind_to_buffers(

@@ -7,11 +7,13 @@ from types import MappingProxyType
 
 from hal.device import DeviceSpec
 from hal.ops.collective import CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import DTYPE_BYTES
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.limits import evidence_reasons
 from hal_kernels.collective.layout import Algorithm
 
+MOST_NORM_WIDTH = 8192
 _KERNELS: Mapping[Algorithm, str] = MappingProxyType(
     {
         "one_shot": "collective.all_reduce_one_shot",
@@ -26,10 +28,36 @@ def not_supported_reasons(
     request: CollectiveRequest, device: DeviceSpec, algorithm: Algorithm
 ) -> Sequence[Reason]:
     """Empty if the kernel of the algorithm serves. Rows are read 16 bytes at a time."""
-    reasons = evidence_reasons(_KERNELS[algorithm], device, dtype="")
     part = request.width
     if algorithm == "reduce_scatter":
         part //= request.world_size
+    reasons = evidence_reasons(_KERNELS[algorithm], device, dtype="")
+    return [*reasons, *_width_reasons(request, part)]
+
+
+def norm_not_supported_reasons(
+    request: AllReduceNormRequest, device: DeviceSpec
+) -> Sequence[Reason]:
+    """Empty if the kernel that norms the sum as well serves. A row is one tile of it."""
+    reasons = [
+        *evidence_reasons("collective.all_reduce_norm", device, dtype=""),
+        *_width_reasons(request, request.width),
+    ]
+    if request.width > MOST_NORM_WIDTH:
+        reasons.append(
+            Reason(
+                what="width",
+                required=f"at most {MOST_NORM_WIDTH}: a row is held in registers",
+                found=str(request.width),
+                kind=ReasonKind.ARGUMENT,
+            )
+        )
+    return reasons
+
+
+def _width_reasons(request: CollectiveRequest, part: int) -> list[Reason]:
+    """Of a part of a row that has to begin at 16 bytes."""
+    reasons = []
     pack = 16 // DTYPE_BYTES[request.dtype]
     if part % pack:
         reasons.append(

@@ -1,0 +1,65 @@
+"""Calls of a decoder that one op may do together: the sum over ranks and the norm behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hal.joins import JoinedPart, JoinedSite
+from hal.ops.collective import CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
+from hal.ops.norm import RmsNormRequest
+from hal.plan import OpSite
+
+# The joined call, the sum, the norm, and how many layers behind the sum it is.
+_REDUCES_WITH_NORM = (
+    ("layers.*.o_reduce_norm", "layers.*.o_all_reduce", "layers.*.post_norm", 0),
+    ("layers.*.down_reduce_norm", "layers.*.down_all_reduce", "layers.*.input_norm", 1),
+    ("layers.*.experts_reduce_norm", "layers.*.experts_all_reduce", "layers.*.input_norm", 1),
+)
+
+
+def model_joins(sites: Sequence[OpSite]) -> list[JoinedSite]:
+    """The joined calls that a model's sites allow. The sum over ranks behind the last layer has no
+    norm of its own layer behind it; nor has a layer between residual streams."""
+    return [
+        join
+        for name, reduce, norm, shift in _REDUCES_WITH_NORM
+        for join in _of_pattern(sites, name, reduce, JoinedPart(site=norm, shift=shift))
+    ]
+
+
+def _of_pattern(
+    sites: Sequence[OpSite], name: str, reduce: str, norm: JoinedPart
+) -> Iterator[JoinedSite]:
+    for site in sites:
+        request = site.request
+        if site.site != reduce or not isinstance(request, CollectiveRequest):
+            continue
+        layers = tuple(
+            layer for layer in site.layers if _has_norm(sites, norm, layer, request.width)
+        )
+        if layers:
+            joined = AllReduceNormRequest(
+                kind="all_reduce",
+                world_size=request.world_size,
+                width=request.width,
+                dtype=request.dtype,
+                transport=request.transport,
+                p2p=request.p2p,
+                is_full_mesh=request.is_full_mesh,
+                distance=request.distance,
+                tokens=request.tokens,
+            )
+            whole = OpSite(site=name, request=joined, layers=layers, ranks=site.ranks)
+            yield JoinedSite(site=whole, parts=(JoinedPart(site=reduce), norm))
+
+
+def _has_norm(sites: Sequence[OpSite], norm: JoinedPart, layer: int, width: int) -> bool:
+    return any(
+        site.site == norm.site
+        and layer + norm.shift in site.layers
+        and isinstance(site.request, RmsNormRequest)
+        and site.request.has_residual
+        and site.request.hidden_size == width
+        for site in sites
+    )

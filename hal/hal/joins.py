@@ -1,0 +1,186 @@
+"""Calls that one kernel can do the work of: which of them a plan joins, and up to which size.
+
+A model lists beside its call sites the joined sites: one op that does what several sites do in a
+row. A plan takes a joined site, from the smallest size on, where a candidate serves it at a tier no
+worse than each part's and is not estimated to be slower than the parts together; the parts keep the
+larger sizes. Where it is offered and not taken, the plan says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hal.errors import SelectionError, UnservedRequestError
+from hal.ops.request import OpRequest, TokenRange
+from hal.plan import OpSite
+from hal.ranges import MIN_GAIN_OF_SWITCH, token_buckets
+from hal.selection import Decision
+
+Choose = Callable[[OpRequest], Decision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedPart:
+    """A site that a joined one does the work of. shift: its layer less the joined site's."""
+
+    site: str
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSite:
+    """One call in place of several, in layers in which all of them are."""
+
+    site: OpSite
+    parts: tuple[JoinedPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSites:
+    """The sites of a plan after joining, and what it says of joins that were offered."""
+
+    sites: Sequence[OpSite]
+    notes: Sequence[str]
+
+
+def join_sites(
+    sites: Sequence[OpSite],
+    joins: Sequence[JoinedSite],
+    choose: Choose,
+    *,
+    offered: Callable[[str], bool],
+    explicit: Collection[str],
+) -> JoinedSites:
+    """Decides every join.
+
+    choose(request): the selection for one size; raises UnservedRequestError where nothing serves.
+    offered(op): whether the device has a candidate at all. explicit: ops that the user chose an
+    implementation for; where a part is among them and the joined op is not, the calls stay apart.
+    """
+    current = list(sites)
+    apart: dict[tuple[str, str], list[str]] = {}
+    for join in joins:
+        op = join.site.request.op
+        if not offered(op):
+            continue
+        for layers, parts in _same_parts(current, join):
+            part = next((p for p in parts if _is_explicit(p.request, explicit)), None)
+            if part is not None and op not in explicit:
+                reason = f"an implementation of {part.request.label} was chosen explicitly"
+                high = 0
+            else:
+                is_explicit = op in explicit
+                high, reason = _most_tokens(join.site.request, parts, choose, is_explicit)
+            if reason:
+                sizes = f"above {high} tokens" if high else "at any size"
+                label = replace(join.site, layers=layers).label()
+                apart.setdefault((op, f"{sizes}: {reason}"), []).append(label)
+            if high:
+                current = _joined(current, join, layers, high)
+    notes = [
+        f"{op} in place of its parts is not planned {why} ({', '.join(labels)})"
+        for (op, why), labels in apart.items()
+    ]
+    return JoinedSites(sites=current, notes=notes)
+
+
+def _is_explicit(request: OpRequest, explicit: Collection[str]) -> bool:
+    return request.label in explicit or request.op in explicit
+
+
+def _same_parts(
+    sites: Sequence[OpSite], join: JoinedSite
+) -> list[tuple[tuple[int, ...], tuple[OpSite, ...]]]:
+    """The layers of a join, together where their parts are the same sites; others are left out."""
+    found: dict[tuple[OpSite, ...], list[int]] = {}
+    for layer in join.site.layers:
+        parts = [_site_of(sites, part, layer, join.site.ranks) for part in join.parts]
+        known = tuple(part for part in parts if part is not None)
+        if len(known) == len(parts):
+            found.setdefault(known, []).append(layer)
+    return [(tuple(layers), parts) for parts, layers in found.items()]
+
+
+def _site_of(
+    sites: Sequence[OpSite], part: JoinedPart, layer: int, ranks: tuple[int, ...]
+) -> OpSite | None:
+    for site in sites:
+        if site.site == part.site and layer + part.shift in site.layers and site.ranks == ranks:
+            return site
+    return None
+
+
+def _most_tokens(
+    request: OpRequest, parts: Sequence[OpSite], choose: Choose, is_explicit: bool
+) -> tuple[int, str]:
+    """The largest size up to which the joined call is no worse, 0 for none, and what ends it.
+
+    is_explicit: the user chose its implementation, which is taken as far as it can serve. Raises
+    SelectionError if that is not even the smallest size.
+    """
+    most = 0
+    for bucket in token_buckets(request.tokens):
+        try:
+            whole = choose(request.with_tokens(bucket))
+        except SelectionError as error:
+            if most == 0 and not isinstance(error, UnservedRequestError):
+                raise
+            return most, error.found
+        reason = "" if is_explicit else _why_apart(whole, bucket, parts, choose)
+        if reason:
+            return most, reason
+        most = bucket.high
+    return most, ""
+
+
+def _why_apart(whole: Decision, bucket: TokenRange, parts: Sequence[OpSite], choose: Choose) -> str:
+    """Why the parts serve one size better; "" where they do not."""
+    decisions = []
+    for part in parts:
+        try:
+            decisions.append(choose(part.request.with_tokens(bucket)))
+        except UnservedRequestError:
+            return ""  # apart, nothing serves
+    if whole.lost is not None or any(d.choice.tier > whole.choice.tier for d in decisions):
+        return _why_lower(whole)
+    times = [d.estimate_us for d in decisions]
+    if whole.estimate_us is None or None in times:
+        return ""
+    apart = sum(time for time in times if time is not None)
+    if whole.estimate_us <= apart * (1.0 - MIN_GAIN_OF_SWITCH):
+        return ""
+    return f"{whole.choice.name} is estimated at {whole.estimate_us:.1f} µs, apart {apart:.1f} µs"
+
+
+def _why_lower(whole: Decision) -> str:
+    """Why nothing better than the choice serves the joined call."""
+    better = [loser for loser in whole.rejected if loser.tier > whole.choice.tier]
+    losers = "; ".join(f"{x.name}: {', '.join(map(str, x.reasons))}" for x in better)
+    return losers or f"{whole.choice.name} is {whole.choice.tier.label}, the parts are better"
+
+
+def _joined(
+    sites: Sequence[OpSite], join: JoinedSite, layers: tuple[int, ...], high: int
+) -> list[OpSite]:
+    """The sites with the joined one before its first part, and the parts cut to larger sizes."""
+    request = join.site.request
+    tokens = TokenRange(request.tokens.low, high)
+    whole = replace(join.site, layers=layers, request=request.with_tokens(tokens))
+    shifts: Mapping[str, int] = {part.site: part.shift for part in join.parts}
+    result: list[OpSite] = []
+    for site in sites:
+        shift = shifts.get(site.site)
+        taken = () if shift is None else tuple(n for n in site.layers if n - shift in layers)
+        if not taken or site.ranks != join.site.ranks:
+            result.append(site)
+            continue
+        if whole not in result:
+            result.append(whole)
+        others = tuple(n for n in site.layers if n not in taken)
+        if others:
+            result.append(replace(site, layers=others))
+        if site.request.tokens.high > high:
+            rest = site.request.with_tokens(TokenRange(high + 1, site.request.tokens.high))
+            result.append(replace(site, layers=taken, request=rest))
+    return result

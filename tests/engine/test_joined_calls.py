@@ -1,0 +1,109 @@
+"""A decoder on two ranks whose sums are joined with the norms behind them, up to a size."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from hal.candidates import KernelCandidate
+from hal.device import DeviceSpec
+from hal.ops import CATALOGUE
+from hal.ops.request import OpRequest
+from hal.plugins.manager import load_backends
+from hal.reasons import Reason, ReasonKind
+from hal.tiers import Tier
+from hal.waivers import WaiverBook
+from hal_engine.batch import Batch, ScheduledSequence
+from hal_engine.building import build_rank
+from hal_engine.options import EngineOptions
+from hal_engine.planning import plan_model
+from thread_group import ThreadGroup, on_threads
+
+TOLERANCE = 1e-4  # of the largest logit, both in float32
+MOST_TOKENS = 64
+
+
+class OfThreads:
+    """The registry of this host with collectives for ranks that are threads, and the joined op for
+    at most so many tokens."""
+
+    def __init__(self, most_joined: int) -> None:
+        self._registry: Any = load_backends()
+        self._most_joined = most_joined
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
+        if op not in ("collective", "all_reduce_norm"):
+            return found
+        (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
+
+        def reasons(request: OpRequest) -> list[Reason]:
+            if op == "collective" or request.tokens.high <= self._most_joined:
+                return []
+            size = str(request.tokens)
+            return [Reason(what="size", required="few", found=size, kind=ReasonKind.SCOPE)]
+
+        return [
+            dataclasses.replace(
+                golden,
+                name=f"threads.{op}",
+                tier=Tier.NATIVE,
+                not_supported_reasons=reasons,
+                load=lambda: CATALOGUE[op].reference,
+            )
+        ]
+
+
+@pytest.mark.parametrize("most_joined", [0, 8, MOST_TOKENS])
+def test_the_same_logits_whatever_is_joined(tmp_path: Path, most_joined: int) -> None:
+    model = tiny_models.make_tiny_model("llama", tmp_path, seed=torch.seed() % 2**31)
+    options = EngineOptions(
+        precision="fp32", tp=2, max_num_batched_tokens=MOST_TOKENS, num_blocks=8
+    )
+    registry: Any = OfThreads(most_joined)
+    planned = plan_model(tmp_path, options, registry, WaiverBook())
+    sizes = {
+        op.site.site.removeprefix("layers.*."): str(op.tokens)
+        for op in planned.plan.ops
+        # No norm of a layer is behind the last sum.
+        if "reduce" in op.site.site and op.site.layers != (2,)
+    }
+    joined = {f"{name}_reduce_norm": f"1-{most_joined}" for name in ("o", "down")}
+    apart = {f"{name}_all_reduce": f"{most_joined + 1}-64" for name in ("o", "down")}
+    wanted = (joined if most_joined else {}) | (apart if most_joined < MOST_TOKENS else {})
+    assert {name: sizes.get(name) for name in wanted} == wanted
+
+    ids = torch.randint(2, tiny_models.VOCAB_SIZE, (36,)).tolist()
+
+    def run(group: ThreadGroup) -> tuple[torch.Tensor, dict[str, int]]:
+        runner, ops = build_rank(planned, group.rank, group, 8)
+        parts = [
+            runner.execute(Batch(prefill=[ScheduledSequence(0, ids[a:b], a, [5, 2, 7], "all")]))
+            for a, b in ((0, 20), (20, 28), (28, 33))
+        ]
+        parts += [
+            runner.execute(Batch(decode=[ScheduledSequence(0, [ids[i]], i, [5, 2, 7], "last")]))
+            for i in range(33, 36)
+        ]
+        calls: dict[str, int] = {}
+        for count in ops.counts():
+            calls[count.op] = calls.get(count.op, 0) + count.calls
+        return torch.cat(parts), calls
+
+    results = on_threads(2, run, one_at_a_time=True)
+    with torch.inference_mode():
+        want = model.oracle(torch.tensor([ids])).logits[0]
+    for got, calls in results:
+        assert float((got - want).abs().max() / want.abs().max()) <= TOLERANCE
+        steps = {0: 0, 8: 5, MOST_TOKENS: 6}[most_joined]  # of 6, those that are small enough
+        assert calls.get("all_reduce_norm", 0) == 5 * steps  # three layers, the last has one norm
+        assert calls["collective.all_reduce"] == 6 * 6 - 5 * steps

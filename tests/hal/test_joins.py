@@ -1,0 +1,223 @@
+"""Joined calls: where a plan takes one in place of its parts, what it lists then and says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hal.candidates import KernelCandidate
+from hal.device import DevicePolicy, DeviceSpec
+from hal.errors import PlanError, SelectionError
+from hal.joins import JoinedPart, JoinedSite
+from hal.ops.collective import CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
+from hal.ops.norm import RmsNormRequest
+from hal.ops.request import OpRequest, TokenRange
+from hal.plan import OpSite
+from hal.planner import PlanInputs, PlannedOps, plan_ops
+from hal.reasons import Reason, ReasonKind
+from hal.tiers import Tier
+from hal.waivers import WaiverBook
+
+TOKENS = TokenRange(1, 64)
+REDUCE = CollectiveRequest(kind="all_reduce", world_size=2, width=8, dtype="float32", tokens=TOKENS)
+NORM = RmsNormRequest(hidden_size=8, dtype="float32", has_residual=True, tokens=TOKENS)
+BOTH = AllReduceNormRequest(
+    kind="all_reduce", world_size=2, width=8, dtype="float32", tokens=TOKENS
+)
+LAYERS = (0, 1, 2)
+SITES = (
+    OpSite(site="layers.*.input_norm", request=NORM, layers=(1, 2), ranks=(0, 1)),
+    OpSite(site="layers.*.sum", request=REDUCE, layers=LAYERS, ranks=(0, 1)),
+    OpSite(site="layers.*.post_norm", request=NORM, layers=LAYERS, ranks=(0, 1)),
+)
+JOIN = JoinedSite(
+    site=OpSite(site="layers.*.both", request=BOTH, layers=LAYERS, ranks=(0, 1)),
+    parts=(JoinedPart(site="layers.*.sum"), JoinedPart(site="layers.*.post_norm")),
+)
+NEXT = JoinedSite(  # the norm of the layer behind; the last sum has none
+    site=OpSite(site="layers.*.next", request=BOTH, layers=(0, 1), ranks=(0, 1)),
+    parts=(JoinedPart(site="layers.*.sum"), JoinedPart(site="layers.*.input_norm", shift=1)),
+)
+
+
+def up_to(most: int, kind: ReasonKind = ReasonKind.SCOPE) -> Callable[[OpRequest], list[Reason]]:
+    def reasons(request: OpRequest) -> list[Reason]:
+        found = str(request.tokens)
+        if request.tokens.high <= most:
+            return []
+        return [Reason(what="size", required=f"<= {most}", found=found, kind=kind)]
+
+    return reasons
+
+
+def planned(
+    device: DeviceSpec,
+    offered: Sequence[KernelCandidate],
+    *,
+    sites: Sequence[OpSite] = SITES,
+    joins: Sequence[JoinedSite] = (JOIN,),
+    use: dict[str, str] | None = None,
+) -> PlannedOps:
+    inputs = PlanInputs(
+        sites=sites,
+        joins=joins,
+        device=device,
+        policy=DevicePolicy(),
+        candidates=lambda op, _: [c for c in offered if c.op == op],
+        waivers=WaiverBook(),
+        use=use or {},
+    )
+    return plan_ops(inputs, is_strict=use is not None)
+
+
+def listed(found: PlannedOps) -> set[tuple[str, str, str]]:
+    return {(op.site.label(), str(op.tokens), op.choice.name) for op in found.ops}
+
+
+@pytest.fixture
+def parts(candidate: Any) -> list[KernelCandidate]:
+    return [candidate("sum", op="collective", us=6.0), candidate("norm", op="norm.rms", us=4.0)]
+
+
+def test_taken_for_every_size_the_parts_are_gone(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    found = planned(device, [*parts, candidate("both", op="all_reduce_norm", us=7.0)])
+    assert listed(found) == {
+        ("layers.1–2.input_norm", "1-64", "norm"),
+        ("layers.0–2.both", "1-64", "both"),
+    }
+    assert not found.notes
+
+
+def test_taken_up_to_a_size_the_parts_keep_the_larger_ones(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    both = candidate("both", op="all_reduce_norm", not_supported_reasons=up_to(16))
+    found = planned(device, [*parts, both])
+    assert listed(found) == {
+        ("layers.1–2.input_norm", "1-64", "norm"),
+        ("layers.0–2.both", "1-16", "both"),
+        ("layers.0–2.sum", "17-64", "sum"),
+        ("layers.0–2.post_norm", "17-64", "norm"),
+    }
+    (note,) = found.notes
+    assert "above 16 tokens: none of both (tuned): size: required <= 16" in note
+    assert "layers.0–2.both" in note
+
+
+def test_a_part_of_another_layer(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    both = candidate("both", op="all_reduce_norm", not_supported_reasons=up_to(8))
+    found = planned(device, [*parts, both], joins=[NEXT])
+    assert listed(found) == {
+        ("layers.0–1.next", "1-8", "both"),
+        ("layers.1–2.input_norm", "9-64", "norm"),
+        ("layers.0–1.sum", "9-64", "sum"),
+        ("layers.2.sum", "1-64", "sum"),
+        ("layers.0–2.post_norm", "1-64", "norm"),
+    }
+
+
+@given(
+    reduces=st.sets(st.integers(0, 5)),
+    norms=st.sets(st.integers(0, 5)),
+    most=st.integers(1, 64),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_layer_and_size_is_called_once(
+    device: DeviceSpec, candidate: Any, reduces: set[int], norms: set[int], most: int
+) -> None:
+    """Whatever layers the sites have, no size of a layer is lost or planned twice."""
+    offered = [
+        candidate("sum", op="collective"),
+        candidate("norm", op="norm.rms"),
+        candidate("both", op="all_reduce_norm", not_supported_reasons=up_to(most)),
+    ]
+    sites = [
+        replace(site, layers=tuple(sorted(layers)))
+        for site, layers in zip(SITES[1:], (reduces, norms), strict=True)
+        if layers
+    ]
+    join = replace(JOIN, site=replace(JOIN.site, layers=tuple(range(6))))
+    found = planned(device, offered, sites=sites, joins=[join])
+    calls: dict[tuple[str, int], list[int]] = {}
+    for op in found.ops:
+        names = {"both": ("sum", "post_norm")}
+        name = op.site.site.rsplit(".", 1)[1]
+        for part in names.get(name, (name,)):
+            for layer in op.site.layers:
+                sizes = range(op.tokens.low, op.tokens.high + 1)
+                calls.setdefault((part, layer), []).extend(sizes)
+    wanted = {("sum", layer) for layer in reduces} | {("post_norm", layer) for layer in norms}
+    assert set(calls) == wanted
+    assert all(sorted(sizes) == list(range(1, 65)) for sizes in calls.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tier": Tier.PORTABLE}, "both is portable, the parts are better"),
+        ({"us": 9.9}, "both is estimated at 9.9 µs, apart 10.0 µs"),
+        ({"unmet": (ReasonKind.HARDWARE,)}, "hardware limit: required more, found less"),
+    ],
+)
+def test_apart_where_that_is_better_and_the_plan_says_why(
+    device: DeviceSpec,
+    candidate: Any,
+    parts: list[KernelCandidate],
+    fields: dict[str, Any],
+    said: str,
+) -> None:
+    found = planned(device, [*parts, candidate("both", op="all_reduce_norm", **fields)])
+    assert {name for _, _, name in listed(found)} == {"sum", "norm"}
+    (note,) = found.notes
+    assert "at any size" in note
+    assert said in note
+
+
+def test_a_better_one_that_is_out_of_reach_is_named(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    """Not taken at a lower tier: that would be a fast path lost by joining."""
+    low = candidate("both", Tier.PORTABLE, op="all_reduce_norm")
+    lost = candidate("fast", Tier.NATIVE, op="all_reduce_norm", unmet=(ReasonKind.SOFTWARE,))
+    found = planned(device, [*parts, low, lost])
+    assert not found.violations
+    (note,) = found.notes
+    assert "fast: software limit: required more, found less" in note
+
+
+def test_where_nothing_is_offered_nothing_is_said(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    golden = candidate("golden", Tier.REFERENCE, op="all_reduce_norm")
+    found = planned(device, [*parts, golden])
+    assert {name for _, _, name in listed(found)} == {"sum", "norm"}
+    assert not found.notes
+
+
+def test_explicit_choices(device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]) -> None:
+    slow = candidate("both", op="all_reduce_norm", us=99.0, not_supported_reasons=up_to(4))
+    offered = [*parts, slow]
+    taken = planned(device, offered, use={"all_reduce_norm": "both"})
+    assert ("layers.0–2.both", "1-4", "both") in listed(taken)
+    quick = [*parts, candidate("both", op="all_reduce_norm", us=1.0)]
+    apart = planned(device, quick, use={"collective.all_reduce": "sum"})
+    assert {name for _, _, name in listed(apart)} == {"sum", "norm"}
+    assert "collective.all_reduce was chosen explicitly" in apart.notes[0]
+    with pytest.raises(SelectionError, match="never degraded"):
+        planned(
+            device,
+            [*parts, candidate("both", op="all_reduce_norm", unmet=(ReasonKind.ARGUMENT,))],
+            use={"all_reduce_norm": "both"},
+        )
+    with pytest.raises(PlanError, match="all_reduce_norm"):
+        planned(device, offered, joins=[], use={"all_reduce_norm": "both"})
