@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hal.auditing.document import Evidence, Loser, Row, Work
+from hal.auditing.document import Evidence, LeafCheck, Loser, Row, Work
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
 from hal.device_group import GroupLink
+from hal.kernel_uses import planned_uses
 from hal.plan import PlannedOp
 from hal.roofline import bound_of_work
 from hal.selection import Rejection
@@ -93,9 +94,23 @@ def planned_row(record: SiteRecord, calls: int, device: DeviceSpec, link: GroupL
         time_us=round(totals.us * scale, 3) if totals.calls else None,
         bound_us=None if totals.bound_us is None else round(totals.bound_us * scale, 3),
         bound_by=totals.bound_by,
-        leaf=record.tally.check(),
+        leaf=with_machine_code(record.tally.check(), planned),
         losers=losers_of(planned, gain_us(record, totals, device, link), totals.us, scale),
     )
+
+
+def with_machine_code(check: LeafCheck, planned: PlannedOp) -> LeafCheck:
+    """With what the stored machine code of the planned kernels proves. It was read when they were
+    compiled without a device, so it says what would run and is no proof of what ran."""
+    codes = [
+        f"{' '.join(filter(None, (use.kernel, use.config)))}: {use.code}"
+        for use in planned_uses(planned)
+        if use.code
+    ]
+    if not codes:
+        return check
+    told = f"machine code of its kernels: {'; '.join(dict.fromkeys(codes))}"
+    return check.model_copy(update={"proof": "; ".join(filter(None, (check.proof, told)))})
 
 
 def _layer_of(site: str, planned: PlannedOp) -> int | None:

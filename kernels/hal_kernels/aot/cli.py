@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +15,16 @@ from hal.cli.output import print_text
 from hal.errors import PlanError, UsageError
 from hal.text_files import write_user_text
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
+from hal_kernels.aot.compile_times import (
+    CompileTimes,
+    load_compile_times,
+    save_compile_times,
+    variant_name,
+)
 from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, write_evidence
 from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored, summary
+from hal_kernels.aot.explanations import explain
+from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import TARGETS, Target, find_target
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.tuning.cli import tune_kernels
@@ -67,14 +75,27 @@ def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target])
                 "name": kernel.name,
                 "op": kernel.op,
                 "evidence": [
-                    dataclasses.asdict(variant)
+                    document
                     for found in stored([kernel], targets)
-                    for variant in found.variants
+                    for document in _evidence_documents(found)
                 ],
             }
             for kernel in kernels
         ],
     }
+
+
+def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
+    """Every variant with its occupancy, and the seconds that it took to compile on this machine."""
+    seconds = load_compile_times(found.kernel, found.target, found.source_hash)
+    for variant in found.variants:
+        held = occupancy_of_evidence(variant)
+        yield {
+            **dataclasses.asdict(variant),
+            "occupancy": None if held is None else dataclasses.asdict(held),
+            "explanation": explain(found.kernel, variant),
+            "compile_s": seconds.get(variant_name(variant.dtype, variant.config)),
+        }
 
 
 def check_kernels(
@@ -98,9 +119,12 @@ def check_kernels(
             stored = read_evidence(one.name, arch.arch)
             if changed and stored is not None and stored.source_hash == one.source_hash(arch):
                 continue
-            found = compile_kernel(one, arch)
+            seconds: dict[str, float] = {}
+            found = compile_kernel(one, arch, seconds=seconds)
             if not found.variants:
                 continue
+            times = CompileTimes(source=found.source_hash, triton=found.triton, seconds=seconds)
+            save_compile_times(one.name, arch.arch, times)
             print_text(f"{one.name} {arch.arch}: {summary(found)}")
             if update:
                 write_evidence(found)

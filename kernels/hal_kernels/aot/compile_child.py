@@ -3,7 +3,8 @@
 They are KERNEL TARGET ONLY FIRST RESULT_FD.
 
 A compiler that is fed an unfit kernel may abort, so it never runs in the process that asks. One
-line of JSON per variant goes to the result channel, beginning with variant number FIRST of those
+line of JSON per variant, its evidence and the seconds that it took, goes to the result channel,
+beginning with variant number FIRST of those
 whose configuration is ONLY ("" for all).
 """
 
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -123,7 +125,11 @@ def main() -> None:
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
         chosen = [v for v in kernel.variants(target) if only in ("", v.config)]
         for variant in chosen[int(first) :]:
-            channel.write(json.dumps(asdict(compile_variant(kernel, variant, target))) + "\n")
+            begin = time.perf_counter()
+            found = compile_variant(kernel, variant, target)
+            seconds = round(time.perf_counter() - begin, 3)
+            line = {"evidence": asdict(found), "seconds": seconds}
+            channel.write(json.dumps(line) + "\n")
             channel.flush()
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import MutableMapping
 from importlib import metadata
 
 from hal.processes import ProcessEnd, run_bounded
+from hal_kernels.aot.compile_times import variant_name
 from hal_kernels.aot.evidence import Evidence, KernelEvidence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
@@ -15,14 +17,22 @@ from hal_kernels.aot.variant import TritonKernel
 DEADLINE_S = 600.0  # of one kernel on one target; a variant takes 1 to 15 s
 
 
-def compile_kernel(kernel: TritonKernel, target: Target, *, only: str = "") -> KernelEvidence:
+def compile_kernel(
+    kernel: TritonKernel,
+    target: Target,
+    *,
+    only: str = "",
+    seconds: MutableMapping[str, float] | None = None,
+) -> KernelEvidence:
     """Every variant of a kernel on a target, or those of one configuration; a variant that kills
-    the compiler is an error of its own."""
+    the compiler is an error of its own. seconds: filled with how long each variant took."""
     variants = [v for v in kernel.variants(target) if only in ("", v.config)]
     found: list[Evidence] = []
     while len(found) < len(variants):
         done, problem = _run_child(kernel, target, only, len(found))
-        found += done
+        found += [variant for variant, _ in done]
+        if seconds is not None:
+            seconds.update((variant_name(v.dtype, v.config), taken) for v, taken in done)
         if problem and len(found) < len(variants):
             variant = variants[len(found)]
             found.append(
@@ -46,8 +56,8 @@ def compile_kernel(kernel: TritonKernel, target: Target, *, only: str = "") -> K
 
 def _run_child(
     kernel: TritonKernel, target: Target, only: str, first: int
-) -> tuple[list[Evidence], str]:
-    """The variants that were compiled, and what ended it early ("" if nothing did)."""
+) -> tuple[list[tuple[Evidence, float]], str]:
+    """The compiled variants with their seconds, and what ended it early ("" if nothing did)."""
     outcome = run_bounded(
         [
             sys.executable,
@@ -68,7 +78,8 @@ def _run_child(
         result_limit_bytes=1 << 20,
         is_contained=True,
     )
-    found = [Evidence(**json.loads(line)) for line in outcome.result.splitlines()]
+    lines = [json.loads(line) for line in outcome.result.splitlines()]
+    found = [(Evidence(**line["evidence"]), float(line["seconds"])) for line in lines]
     is_whole = outcome.end is ProcessEnd.EXITED and outcome.exit_code == 0
     if is_whole:
         return found, ""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hal.cli.output import print_table, print_text
+from hal_kernels.aot.compile_times import load_compile_times, variant_name
 from hal_kernels.aot.evidence import (
     Evidence,
     KernelEvidence,
     read_evidence,
     short_instruction,
 )
+from hal_kernels.aot.explanations import explain
+from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
 
-_COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB")
+_COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB", "warps", "s")
 
 
 def stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
@@ -54,8 +57,11 @@ def print_overview(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
 
 
 def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> None:
-    """A table per kernel and target, a row per variant."""
+    """A table per kernel and target, a row per variant, then why some are not native. warps:
+    resident on a multiprocessor, with their share of the most that it holds; s: seconds that it
+    took to compile on this machine."""
     for found in stored(kernels, targets):
+        seconds = load_compile_times(found.kernel, found.target, found.source_hash)
         rows = [
             (
                 f"{variant.dtype} {variant.config}".strip(),
@@ -64,6 +70,8 @@ def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
                 str(variant.registers or ""),
                 str(variant.spills),
                 f"{variant.shared_bytes / 1024:.0f}",
+                _occupancy(variant),
+                _seconds(seconds.get(variant_name(variant.dtype, variant.config))),
             )
             for variant in found.variants
         ]
@@ -71,8 +79,21 @@ def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
             _COLUMNS,
             rows,
             title=f"{found.kernel} on {found.target}",
-            whole=("tier", "regs", "spills", "KiB"),
+            whole=("tier", "regs", "spills", "KiB", "warps", "s"),
         )
+        for line in dict.fromkeys(
+            text for v in found.variants if (text := explain(found.kernel, v)) is not None
+        ):
+            print_text(line)
+
+
+def _occupancy(variant: Evidence) -> str:
+    held = occupancy_of_evidence(variant)
+    return "" if held is None else f"{held.warps} {held.share:.0%}"
+
+
+def _seconds(taken: float | None) -> str:
+    return "" if taken is None else f"{taken:.1f}"
 
 
 def _instruction(variant: Evidence) -> str:
