@@ -123,8 +123,12 @@ def check_kernels(
             found = compile_kernel(one, arch, seconds=seconds)
             if not found.variants:
                 continue
-            times = CompileTimes(source=found.source_hash, triton=found.triton, seconds=seconds)
-            save_compile_times(one.name, arch.arch, times)
+            if seconds:
+                kept = load_compile_times(one.name, arch.arch, found.source_hash)
+                times = CompileTimes(
+                    source=found.source_hash, triton=found.triton, seconds={**kept, **seconds}
+                )
+                save_compile_times(one.name, arch.arch, times)
             print_text(f"{one.name} {arch.arch}: {summary(found)}")
             if update:
                 write_evidence(found)

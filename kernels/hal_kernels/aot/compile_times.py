@@ -22,7 +22,8 @@ _REMEDY = "remove the file: the next `hal kernels check` writes it anew"
 
 class CompileTimes(BaseModel):
     """Of one kernel on one target. source: hash of what was compiled. seconds: variant, as
-    "dtype config", -> wall time of its compilation without what Triton had cached."""
+    "dtype config", -> wall time of its compilation;
+    what Triton had cached is not in it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -25,14 +25,17 @@ def compile_kernel(
     seconds: MutableMapping[str, float] | None = None,
 ) -> KernelEvidence:
     """Every variant of a kernel on a target, or those of one configuration; a variant that kills
-    the compiler is an error of its own. seconds: filled with how long each variant took."""
+    the compiler is an error of its own. seconds: filled with how long each variant took that
+    was not cached."""
     variants = [v for v in kernel.variants(target) if only in ("", v.config)]
     found: list[Evidence] = []
     while len(found) < len(variants):
         done, problem = _run_child(kernel, target, only, len(found))
         found += [variant for variant, _ in done]
         if seconds is not None:
-            seconds.update((variant_name(v.dtype, v.config), taken) for v, taken in done)
+            seconds.update(
+                (variant_name(v.dtype, v.config), taken) for v, taken in done if taken is not None
+            )
         if problem and len(found) < len(variants):
             variant = variants[len(found)]
             found.append(
@@ -56,7 +59,7 @@ def compile_kernel(
 
 def _run_child(
     kernel: TritonKernel, target: Target, only: str, first: int
-) -> tuple[list[tuple[Evidence, float]], str]:
+) -> tuple[list[tuple[Evidence, float | None]], str]:
     """The compiled variants with their seconds, and what ended it early ("" if nothing did)."""
     outcome = run_bounded(
         [
@@ -79,7 +82,7 @@ def _run_child(
         is_contained=True,
     )
     lines = [json.loads(line) for line in outcome.result.splitlines()]
-    found = [(Evidence(**line["evidence"]), float(line["seconds"])) for line in lines]
+    found = [(Evidence(**line["evidence"]), line["seconds"]) for line in lines]
     is_whole = outcome.end is ProcessEnd.EXITED and outcome.exit_code == 0
     if is_whole:
         return found, ""
