@@ -3,9 +3,9 @@
 They are KERNEL TARGET ONLY FIRST RESULT_FD.
 
 A compiler that is fed an unfit kernel may abort, so it never runs in the process that asks. One
-line of JSON per variant, its evidence and the seconds that it took (null if it was cached), goes to the result channel,
-beginning with variant number FIRST of those
-whose configuration is ONLY ("" for all).
+line of JSON per variant, its evidence and the seconds that it took (null if it was cached), goes
+to the result channel, beginning with variant number FIRST of those whose configuration is ONLY (""
+for all).
 """
 
 from __future__ import annotations
