@@ -15,8 +15,10 @@ from hal_kernels.attention.triton_kernels import (
     _attention_merge_kernel,
     _attention_prefill_kernel,
 )
+from hal_kernels.attention.triton_tuning import shape_of
 from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, prefill_tiles
 from hal_kernels.gemm.triton import target_of
+from hal_kernels.tuning.store import tuned_rows
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
 
@@ -58,7 +60,8 @@ def _bind_prefill(
     scale: float,
     sinks: torch.Tensor | None,
 ) -> Attention:
-    tiles = prefill_tiles(target_of(device), shared["BLOCK_D"], has_window=bool(request.window))
+    default = prefill_tiles(target_of(device), shared["BLOCK_D"], has_window=bool(request.window))
+    tuned = tuned_rows(shape_of(request, device), device)
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
 
     def kernel(
@@ -66,6 +69,7 @@ def _bind_prefill(
     ) -> torch.Tensor:
         out = q.new_empty((q.shape[0], width))
         sequences = meta.seq_lens.shape[0]
+        tiles = tuned.choose(q.shape[0], default)
         blocks = -(-meta.max_query_len // tiles["BLOCK_M"])
         if q.shape[0] and blocks:
             _attention_prefill_kernel[(blocks, heads, sequences)](
@@ -87,7 +91,10 @@ def _bind_decode(
     scale: float,
     sinks: torch.Tensor | None,
 ) -> Attention:
-    tiles = decode_tiles(target_of(device), shared["BLOCK_D"])
+    default, tuned = (
+        decode_tiles(target_of(device), shared["BLOCK_D"]),
+        tuned_rows(shape_of(request, device), device),
+    )
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
     block_h = max(16, triton.next_power_of_2(shared["GROUP"]))
 
@@ -95,6 +102,7 @@ def _bind_decode(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
         sequences = meta.seq_lens.shape[0]
+        tiles = tuned.choose(sequences, default)
         splits = max(1, -(-meta.max_seq_len // SPLIT_KEYS))
         out = q.new_empty((q.shape[0], width))
         if not sequences:

@@ -47,7 +47,7 @@ def bind(
             choice.found,
             "select another",
         )
-    target, tuned = target_of(device), _tuned(request, device)
+    target, tuned = target_of(device), tuned_rows(shape_of(request, device), device)
     if isinstance(weight, torch.Tensor):
         return _bind_dense(request, target, weight, bias, tuned)
     if choice.kernel == "gemm.mxfp8":
@@ -55,15 +55,6 @@ def bind(
     if choice.kernel == "gemm.fp8_block":
         return _bind_fp8_block(request, target, weight, fp8_dtype(device), tuned)
     return _bind_weight_only(request, target, weight, tuned)
-
-
-def _tuned(request: GemmRequest, device: DeviceSpec) -> TunedRows:
-    """The configurations that are kept for the call site, by number of rows."""
-    known = shape_of(request, device)
-    if known is None:
-        return TunedRows({})
-    kernel, shape = known
-    return tuned_rows(kernel, device, dtype=shape.dtype, form=shape.form, sizes=dict(shape.sizes))
 
 
 def target_of(device: DeviceSpec) -> Target:

@@ -29,7 +29,7 @@ from hal_kernels.tuning.configuration_files import (
     ShapeEntry,
     Trial,
 )
-from hal_kernels.tuning.shapes import rows_class, shape_class
+from hal_kernels.tuning.shapes import ShapeClass, rows_class
 
 PACKAGED = Path(__file__).resolve().parent.parent / "configurations"
 _REMEDY = (
@@ -126,18 +126,21 @@ def configuration_path(store: Path, key: str, kernel: str) -> Path:
     return store / folder / f"{kernel}.json"
 
 
-def tuned_rows(
-    kernel: str, device: DeviceSpec, *, dtype: str, form: str, sizes: Mapping[str, int]
-) -> TunedRows:
-    """What a launcher asks when a call site is bound."""
+def tuned_rows(known: tuple[str, ShapeClass] | None, device: DeviceSpec) -> TunedRows:
+    """What a launcher asks when a call site is bound. known: the kernel and a class of the site,
+    whatever its rows; None where no kernel serves."""
+    if known is None:
+        return _NONE
+    kernel, shape = known
     forced = _FORCED.get()
     if forced is not None and forced.kernel == kernel:
         return TunedRows({}, forced)
-    by_class: dict[int, Mapping[str, int]] = {}
-    for shape, found in _held(kernel, device).items():
-        rows = int(shape.rpartition("rows=")[2])
-        if shape == str(shape_class(dtype, form, rows, sizes)):
-            by_class[rows] = found.trial.configuration
+    site = str(shape).rpartition("rows=")[0]
+    by_class = {
+        int(text.rpartition("rows=")[2]): found.trial.configuration
+        for text, found in _held(kernel, device).items()
+        if text.rpartition("rows=")[0] == site
+    }
     return TunedRows(by_class) if by_class else _NONE
 
 
