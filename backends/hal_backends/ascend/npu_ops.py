@@ -207,7 +207,7 @@ def _load_grouped() -> Bind:
                 group_list_type=0,
                 output_dtype=x.dtype,
             )[0]
-            return apply_epilogue(request.epilogue, y)
+            return apply_epilogue(request.epilogue, y, request.clamp)
 
         return kernel
 

@@ -229,7 +229,7 @@ def _load_grouped(*, fp4: bool) -> Any:
                 out = x.new_empty((owner.shape[0], request.n))
                 left = (values, decode_scale(row_scales, row_kind))
                 operator(left, right, out, owner, **more)
-                return apply_epilogue(request.epilogue, out[position])
+                return apply_epilogue(request.epilogue, out[position], request.clamp)
 
             return kernel
 

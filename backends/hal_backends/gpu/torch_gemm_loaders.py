@@ -293,7 +293,7 @@ def load_grouped_mm() -> Bind:
 
         def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
             y = torch._grouped_mm(x, columns, offs=expert_offsets[1:].int())
-            return apply_epilogue(request.epilogue, y)
+            return apply_epilogue(request.epilogue, y, request.clamp)
 
         return kernel
 
@@ -315,7 +315,7 @@ def load_per_expert() -> Bind:
                 if low == high:
                     continue
                 y = functional.linear(rows[low:high], _widened(weight[expert], x.dtype))
-                out[low:high] = apply_epilogue(request.epilogue, y)
+                out[low:high] = apply_epilogue(request.epilogue, y, request.clamp)
             return out
 
         return kernel

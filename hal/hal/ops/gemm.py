@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES, FORMATS, QuantizedWeight, WeightFormat
 from hal.ops.low_precision import round_activations
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
@@ -41,7 +42,11 @@ class GemmRequest(OpRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedGemmRequest(OpRequest):
-    """One product per expert: rows of x sorted by expert, weight [E, N, K] or one per expert."""
+    """One product per expert: rows of x sorted by expert, weight [E, N, K] or one per expert.
+
+    clamp: of a gated epilogue, as in `GatedActivationRequest`: the gate is capped at +c and the
+    other half limited to ±c before (0 is none). Raises RequestError for a clamp of nothing gated.
+    """
 
     op: ClassVar[str] = "grouped_gemm"
 
@@ -52,6 +57,16 @@ class GroupedGemmRequest(OpRequest):
     dtype: str
     weight_format: WeightFormat
     epilogue: Epilogue = "none"
+    clamp: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clamp < 0.0 or (self.clamp and self.epilogue != "silu_gated"):
+            raise RequestError(
+                "grouped_gemm request",
+                "clamp >= 0, and 0 unless the epilogue is silu_gated",
+                f"clamp={self.clamp}, epilogue={self.epilogue}",
+                "correct the request",
+            )
 
     @property
     def out_features(self) -> int:
@@ -67,14 +82,19 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.round(x / scale).clamp(-127, 127).to(torch.int8), scale
 
 
-def apply_epilogue(epilogue: Epilogue, y: torch.Tensor) -> torch.Tensor:
-    """The activation on a float32 or float64 product; gated ones halve the last dimension."""
+def apply_epilogue(epilogue: Epilogue, y: torch.Tensor, clamp: float = 0.0) -> torch.Tensor:
+    """The activation on a float32 or float64 product; gated ones halve the last dimension.
+
+    clamp: caps the gate from above and the other half on both sides before; 0 is none.
+    """
     import torch.nn.functional as functional
 
     if epilogue == "silu":
         return functional.silu(y)
     if epilogue == "silu_gated":
         gate, up = y.chunk(2, dim=-1)
+        if clamp:
+            gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
         return functional.silu(gate) * up
     return y
 
@@ -188,6 +208,7 @@ def grouped_reference(
             apply_epilogue(
                 request.epilogue,
                 _product(request.weight_format, x[offsets[e] : offsets[e + 1]], exact[e]),
+                request.clamp,
             )
             for e in range(request.num_experts)
         ]

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as functional
 
-from hal.ops.gemm import apply_epilogue
+from hal.ops.gemm import Epilogue, apply_epilogue
 
 
 def bind_per_expert(
-    weight: torch.Tensor, epilogue: str = "none"
+    weight: torch.Tensor, epilogue: Epilogue = "none", clamp: float = 0.0
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """kernel(x [M, K] sorted by expert, expert_offsets int64 [E + 1]) -> y [M, N] (gated: N/2)."""
     width = weight.shape[1] // (2 if epilogue == "silu_gated" else 1)
@@ -28,7 +28,7 @@ def bind_per_expert(
             if low == high:
                 continue
             part = functional.linear(x[low:high], weight[expert])
-            y[low:high] = part if epilogue == "none" else apply_epilogue(epilogue, part)  # type: ignore[arg-type]  # checked by the candidate
+            y[low:high] = part if epilogue == "none" else apply_epilogue(epilogue, part, clamp)
         return y
 
     return kernel

@@ -62,7 +62,12 @@ def _launch(
     target = target_of(device)
     experts = request.num_experts
     is_gated = request.epilogue == "silu_gated"
-    shared = {"E": experts, "BLOCK_E": triton.next_power_of_2(experts)}
+    shared = {
+        "E": experts,
+        "BLOCK_E": triton.next_power_of_2(experts),
+        "IS_GATED": is_gated,
+        "CLAMP": request.clamp,
+    }
 
     def launch(rows: int) -> tuple[tuple[int, int], dict[str, Any]]:
         config = tiles(target, kind, -(-rows // experts), is_gated=is_gated, group=group) | shared
@@ -85,7 +90,7 @@ def _bind_dense(
             _grouped_gemm_kernel[grid](
                 x, packed, y, expert_offsets, width, request.k,
                 x.stride(0), packed.stride(0), packed.stride(1), y.stride(0),
-                IS_GATED=request.epilogue == "silu_gated", **config,
+                **config,
             )  # fmt: skip
         return y
 
@@ -123,7 +128,7 @@ def _bind_fp8(
                 values.stride(0), x_scale.stride(0), data.stride(0), data.stride(1),
                 scale.stride(0), scale.stride(1), y.stride(0),
                 GROUP_K=group, SCALE_N=form.block_n,
-                IS_GATED=request.epilogue == "silu_gated", **config,
+                **config,
             )  # fmt: skip
         return y
 
@@ -133,17 +138,17 @@ def _bind_fp8(
 def _bind_mxfp4(
     request: GroupedGemmRequest, device: DeviceSpec, data: torch.Tensor, scale: torch.Tensor
 ) -> GroupedProduct:
-    launch = _launch(request, device, "mxfp4")
+    launch, width = _launch(request, device, "mxfp4"), request.out_features
     fp8 = target_of(device).fp8_dtype
     quantize = bind_quantize_groups(group=32, out_dtype=fp8, is_ue8m0=True)
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
-        y = torch.empty((x.shape[0], request.n), dtype=x.dtype, device=x.device)
+        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if x.shape[0]:
             values, codes = quantize(x)
             grid, config = launch(x.shape[0])
             _grouped_gemm_mxfp4_kernel[grid](
-                values, codes, data, scale, y, expert_offsets, request.n, request.k,
+                values, codes, data, scale, y, expert_offsets, width, request.k,
                 values.stride(0), codes.stride(0), data.stride(0), data.stride(1),
                 scale.stride(0), scale.stride(1), y.stride(0), **config,
             )  # fmt: skip

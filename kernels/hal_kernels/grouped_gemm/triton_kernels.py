@@ -33,9 +33,13 @@ def _expert_tile(
 
 
 @triton.jit
-def _activated(acc, up, IS_GATED: tl.constexpr):
-    """silu(gate) * up for a gated product, on float32."""
+def _activated(acc, up, IS_GATED: tl.constexpr, CLAMP: tl.constexpr):
+    """silu(gate) * up for a gated product, on float32. With a CLAMP (0 is none) the gate is capped
+    from above and the other half on both sides, before."""
     if IS_GATED:
+        if CLAMP > 0.0:
+            acc = tl.minimum(acc, CLAMP)
+            up = tl.minimum(tl.maximum(up, -CLAMP), CLAMP)
         acc = acc / (1.0 + tl.exp(-acc)) * up
     return acc
 
@@ -45,7 +49,7 @@ def _grouped_gemm_kernel(
     x_MK_ptr, w_ENK_ptr, y_MN_ptr, offsets_E_ptr, N, K,
     stride_xm, stride_we, stride_wn, stride_ym,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
+    BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """y = epilogue(x @ w[expert].T), accumulated in float32. Program (row tile, column tile); N is
     the number of columns of y: gated weights have rows [0, N) for the gate, [N, 2N) for up."""
@@ -71,7 +75,7 @@ def _grouped_gemm_kernel(
         if IS_GATED:
             w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
             up = tl.dot(x, tl.trans(w_up), up)
-    y = _activated(acc, up, IS_GATED)
+    y = _activated(acc, up, IS_GATED, CLAMP)
     y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
     tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
 
@@ -81,7 +85,7 @@ def _grouped_gemm_fp8_kernel(
     x_MK_ptr, x_scale_MG_ptr, w_ENK_ptr, w_scale_ptr, y_MN_ptr, offsets_E_ptr, N, K,
     stride_xm, stride_xs, stride_we, stride_wn, stride_wse, stride_wsn, stride_ym,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    GROUP_K: tl.constexpr, SCALE_N: tl.constexpr, IS_GATED: tl.constexpr,
+    GROUP_K: tl.constexpr, SCALE_N: tl.constexpr, IS_GATED: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """As `_grouped_gemm_kernel` for FP8 with float32 scales: of x per row and GROUP_K columns, of w
     [E, rows / SCALE_N, K / GROUP_K]. Each group's product is scaled into the accumulator."""
@@ -113,7 +117,7 @@ def _grouped_gemm_fp8_kernel(
             w_up = tl.load(up_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
             u_scale = tl.load(us_ptrs + group, mask=cols, other=0.0)[None, :]
             up += tl.dot(x, tl.trans(w_up)) * x_scale * u_scale
-    y = _activated(acc, up, IS_GATED)
+    y = _activated(acc, up, IS_GATED, CLAMP)
     y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
     tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
 
@@ -144,15 +148,41 @@ def _power_of_two(code):
 
 
 @triton.jit
+def _mxfp4_product(
+    acc, x, x_scales, w_ptrs, ws_rows, step, cols, K,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, UNPACKS: tl.constexpr, IS_FNUZ: tl.constexpr,
+):  # fmt: skip
+    """One step along K of x @ w.T, added to acc; see `_grouped_gemm_mxfp4_kernel`. w_ptrs, ws_rows:
+    of the first column of each of the rows `cols` of w."""
+    at_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+    w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & (at_b[None, :] < K // 2), other=0)
+    if BLOCK_K == 32:
+        w_scale = _power_of_two(tl.load(ws_rows + step, mask=cols, other=0))
+        wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
+        acc += tl.dot(x, tl.trans(wide)) * x_scales[:, None] * w_scale[None, :]
+    else:
+        at_g = step * (BLOCK_K // 32) + tl.arange(0, BLOCK_K // 32)
+        in_g = at_g[None, :] < K // 32
+        w_scales = tl.load(ws_rows[:, None] + at_g[None, :], mask=cols[:, None] & in_g, other=0)
+        if UNPACKS:
+            wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
+            acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(wide), w_scales, "e4m3", acc)
+        else:
+            acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(w), w_scales, "e2m1", acc)
+    return acc
+
+
+@triton.jit
 def _grouped_gemm_mxfp4_kernel(
     x_MK_ptr, x_scale_MG_ptr, w_ENK_ptr, w_scale_ENG_ptr, y_MN_ptr, offsets_E_ptr, N, K,
     stride_xm, stride_xs, stride_we, stride_wn, stride_wse, stride_wsn, stride_ym,
     E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, UNPACKS: tl.constexpr, IS_FNUZ: tl.constexpr,
+    BLOCK_K: tl.constexpr, UNPACKS: tl.constexpr, IS_FNUZ: tl.constexpr, IS_GATED: tl.constexpr,
+    CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """y = x @ w[expert].T for FP8 (e4m3) rows and FP4 (e2m1) weights, each with one ue8m0 scale per
-    32 columns (OCP Microscaling v1.0). Two weights are in a byte, the even column in the low half.
-    K is a multiple of 32.
+    """y = epilogue(x @ w[expert].T) for FP8 (e4m3) rows and FP4 (e2m1) weights, each with one ue8m0
+    scale per 32 columns (OCP Microscaling v1.0). Two weights are in a byte, the even column in the
+    low half. K is a multiple of 32. Gated weights as in `_grouped_gemm_kernel`.
 
     BLOCK_K of 32: the weights are widened to FP8, exactly, and each group's product is scaled into
     the accumulator, for FP8 units that know no scales. A larger one: the unit multiplies the scales
@@ -163,35 +193,34 @@ def _grouped_gemm_mxfp4_kernel(
         return
     offs_m = first + tl.arange(0, BLOCK_M)
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k, offs_b = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2)
-    offs_g = tl.arange(0, BLOCK_K // 32)
+    offs_k, offs_g = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 32)
     rows, cols = offs_m < end, offs_n < N
     x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
     xs_rows = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
-    w_ptrs = w_ENK_ptr + expert.to(tl.int64) * stride_we + offs_n.to(tl.int64)[:, None] * stride_wn
-    ws_rows = w_scale_ENG_ptr + expert.to(tl.int64) * stride_wse + offs_n.to(tl.int64) * stride_wsn
+    weight = w_ENK_ptr + expert.to(tl.int64) * stride_we
+    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * stride_wn
+    up_ptrs = weight + (offs_n + N).to(tl.int64)[:, None] * stride_wn
+    scales = w_scale_ENG_ptr + expert.to(tl.int64) * stride_wse
+    ws_rows = scales + offs_n.to(tl.int64) * stride_wsn
+    us_rows = scales + (offs_n + N).to(tl.int64) * stride_wsn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(tl.cdiv(K, BLOCK_K)):
         at_k = step * BLOCK_K + offs_k
-        at_b = step * (BLOCK_K // 2) + offs_b
-        in_k, in_b = at_k[None, :] < K, at_b[None, :] < K // 2
-        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & in_k, other=0.0)
-        w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & in_b, other=0)
+        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & (at_k[None, :] < K), other=0.0)
         if BLOCK_K == 32:
-            x_scale = _power_of_two(tl.load(xs_rows + step, mask=rows, other=0))
-            w_scale = _power_of_two(tl.load(ws_rows + step, mask=cols, other=0))
-            wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
-            acc += tl.dot(x, tl.trans(wide)) * x_scale[:, None] * w_scale[None, :]
+            x_scales = _power_of_two(tl.load(xs_rows + step, mask=rows, other=0))
         else:
             at_g = step * (BLOCK_K // 32) + offs_g
-            in_g = at_g[None, :] < K // 32
-            xs_ptrs, ws_ptrs = xs_rows[:, None] + at_g[None, :], ws_rows[:, None] + at_g[None, :]
-            x_scales = tl.load(xs_ptrs, mask=rows[:, None] & in_g, other=0)
-            w_scales = tl.load(ws_ptrs, mask=cols[:, None] & in_g, other=0)
-            if UNPACKS:
-                wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)
-                acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(wide), w_scales, "e4m3", acc)
-            else:
-                acc = tl.dot_scaled(x, x_scales, "e4m3", tl.trans(w), w_scales, "e2m1", acc)
+            in_g = rows[:, None] & (at_g[None, :] < K // 32)
+            x_scales = tl.load(xs_rows[:, None] + at_g[None, :], mask=in_g, other=0)
+        acc = _mxfp4_product(
+            acc, x, x_scales, w_ptrs, ws_rows, step, cols, K, BLOCK_N, BLOCK_K, UNPACKS, IS_FNUZ
+        )
+        if IS_GATED:
+            up = _mxfp4_product(
+                up, x, x_scales, up_ptrs, us_rows, step, cols, K, BLOCK_N, BLOCK_K, UNPACKS, IS_FNUZ
+            )
+    y = _activated(acc, up, IS_GATED, CLAMP)
     y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])

@@ -31,9 +31,7 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
             return not_written("grouped_gemm.dense", "weight", request.dtype, form.name)
         return KernelChoice("grouped_gemm.dense", request.dtype, f"{size}{suffix}")
     if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
-        if suffix:
-            return not_written("grouped_gemm.mxfp4", "epilogue", "none", request.epilogue)
-        return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), size)
+        return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), f"{size}{suffix}")
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
         config = f"g{form.group_size}-{size}{suffix}"

@@ -10,6 +10,8 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 FEW_ROWS = 16  # per expert, up to which the small tiles are used
+# Of the compiled gated variants: three instructions more than without one, so they stand for both.
+_CLAMP = 10.0
 _EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
 
 
@@ -42,11 +44,13 @@ def tiles(
         return base | {"BLOCK_K": 32 if is_rdna and is_gated and not few else 64}
     if kind == "mxfp4":
         is_scaled = target.arch in _SCALED_UNITS
+        is_wide = is_gated and not few  # two accumulators of 64 rows
+        is_narrow = is_wide or (is_scaled and target.backend == "cuda")
         return base | {
-            "BLOCK_K": 128 if is_scaled else 32,
+            "BLOCK_K": (64 if is_wide and target.backend == "cuda" else 128) if is_scaled else 32,
             "UNPACKS": target.arch not in _MIXED_UNITS,
             "IS_FNUZ": target.fp8_dtype == "fp8_e4m3fnuz",
-            "BLOCK_N": 32 if is_scaled and target.backend == "cuda" else columns,
+            "BLOCK_N": 32 if is_narrow else columns,
             "num_stages": 2,
         }
     return base
@@ -84,7 +88,7 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("N", "K", *strides), "i32"),
             divisible=frozenset({"N", "K", *strides}),
-            constants={"IS_GATED": gated},
+            constants={"IS_GATED": gated, "CLAMP": _CLAMP * gated},
         )
         for dtype in ("bfloat16", "float16")
         for size, rows in _SIZES
@@ -116,7 +120,12 @@ def _fp8(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("N", "K", *_QUANTISED_STRIDES), "i32"),
             divisible=frozenset({"N", "K", "stride_xm", "stride_we", "stride_wn", "stride_ym"}),
-            constants={"GROUP_K": group, "SCALE_N": group, "IS_GATED": gated},
+            constants={
+                "GROUP_K": group,
+                "SCALE_N": group,
+                "IS_GATED": gated,
+                "CLAMP": _CLAMP * gated,
+            },
         )
         for group in (128, 32)
         for size, rows in _SIZES
@@ -130,7 +139,7 @@ def _mxfp4(target: Target) -> Sequence[KernelVariant]:
         _variant(
             target,
             "mxfp4",
-            size,
+            f"{size}{'-gated' if gated else ''}",
             rows,
             dtype=fp8,
             pointers={
@@ -143,9 +152,10 @@ def _mxfp4(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("N", "K", *_QUANTISED_STRIDES), "i32"),
             divisible=frozenset({"N", "K", "stride_xm", "stride_we", "stride_wn", "stride_ym"}),
-            constants={},
+            constants={"IS_GATED": gated, "CLAMP": _CLAMP * gated},
         )
         for size, rows in _SIZES
+        for gated in (False, True)
     )
 
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import hal_kernels.grouped_gemm.triton as triton_grouped
 from gpu_devices import gpu
-from hal.errors import BindingError
+from hal.errors import BindingError, RequestError
 from hal.ops.formats import FORMATS, quantize_weight
-from hal.ops.gemm import GroupedGemmRequest, apply_epilogue
+from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import dequantize_groups, quantize_groups
 
 # Rows per expert: none, one, a tile exactly, a tile and one, none again.
 ROWS = [0, 1, 16, 17, 0, 3]
 
 
-def request_of(name: str, n: int, k: int, epilogue: str = "none") -> GroupedGemmRequest:
+CLAMP = 0.6  # well inside what the products reach
+EPILOGUES = pytest.mark.parametrize(
+    ("epilogue", "clamp"),
+    [("none", 0.0), ("silu_gated", 0.0), ("silu_gated", CLAMP)],
+    ids=["plain", "gated", "clamped"],
+)
+
+
+def request_of(
+    name: str, n: int, k: int, epilogue: str = "none", clamp: float = 0.0
+) -> GroupedGemmRequest:
     return GroupedGemmRequest(
         num_experts=len(ROWS), experts_per_token=2, n=n, k=k, dtype="bfloat16",
-        weight_format=FORMATS[name], epilogue=epilogue,
+        weight_format=FORMATS[name], epilogue=epilogue, clamp=clamp,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -31,13 +43,23 @@ def inputs(k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def exact(
-    x: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor, epilogue: str
+    x: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor, epilogue: str, clamp: float = 0.0
 ) -> torch.Tensor:
-    parts = [
-        apply_epilogue(epilogue, x[offsets[e] : offsets[e + 1]] @ weights[e].T)  # type: ignore[arg-type]
-        for e in range(len(ROWS))
-    ]
-    return torch.cat(parts)
+    """Written out here: silu(g) * u of halves that were limited before."""
+    y = torch.cat([x[offsets[e] : offsets[e + 1]] @ weights[e].T for e in range(len(ROWS))])
+    if epilogue == "none":
+        return y
+    gate, up = y.chunk(2, dim=-1)
+    if clamp:
+        gate, up = torch.clamp(gate, max=clamp), torch.clamp(up, -clamp, clamp)
+    return gate * torch.sigmoid(gate) * up
+
+
+def clamped_share(
+    x: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor, clamp: float
+) -> float:
+    y = torch.cat([x[offsets[e] : offsets[e + 1]] @ weights[e].T for e in range(len(ROWS))])
+    return float((y.abs() > clamp).double().mean())
 
 
 def assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
@@ -47,15 +69,15 @@ def assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
     assert ((found.double() - want).abs() <= 2.0**-7 * peak + 1e-6).all()
 
 
-@pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
+@EPILOGUES
 @pytest.mark.parametrize(("n", "k"), [(130, 96), (48, 70)])
-def test_dense(n: int, k: int, epilogue: str) -> None:
+def test_dense(n: int, k: int, epilogue: str, clamp: float) -> None:
     x, offsets = inputs(k)
     weight = (torch.randn(len(ROWS), n, k) / k**0.5).bfloat16()
     kernel = triton_grouped.bind(
-        request_of("bfloat16", n, k, epilogue), gpu("sm_90"), weight=weight
+        request_of("bfloat16", n, k, epilogue, clamp), gpu("sm_90"), weight=weight
     )
-    assert_close(kernel(x, offsets), exact(x.double(), offsets, weight.double(), epilogue))
+    assert_close(kernel(x, offsets), exact(x.double(), offsets, weight.double(), epilogue, clamp))
     nothing = torch.zeros(len(ROWS) + 1, dtype=torch.int64)
     assert kernel(x[:0], nothing).shape[0] == 0
 
@@ -66,11 +88,13 @@ def test_dense(n: int, k: int, epilogue: str) -> None:
     "name", ["fp8_block128_a8", "fp8_block128_ue8m0_a8", "fp8_block32_ue8m0_a8"]
 )
 def test_fp8_blocks(name: str, epilogue: str, arch: str) -> None:
+    clamp = CLAMP if epilogue == "silu_gated" and name == "fp8_block128_a8" else 0.0
     n, k = 256, 256  # a gated weight's halves begin at whole blocks
     form = FORMATS[name]
     x, offsets = inputs(k)
     experts = [quantize_weight(torch.randn(n, k) / k**0.5, form) for _ in ROWS]
-    kernel = triton_grouped.bind(request_of(name, n, k, epilogue), gpu(arch), weight=experts)
+    request = request_of(name, n, k, epilogue, clamp)
+    kernel = triton_grouped.bind(request, gpu(arch), weight=experts)
     element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
     is_ue8m0 = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
     kind = "ue8m0" if is_ue8m0 else "float32"
@@ -79,27 +103,66 @@ def test_fp8_blocks(name: str, epilogue: str, arch: str) -> None:
     )
     rounded = dequantize_groups(values, scales, element=element, scale_kind=kind).double()
     weights = torch.stack([expert.dequantize().double() for expert in experts])
-    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue))
+    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue, clamp))
 
 
-@pytest.mark.parametrize("arch", ["sm_120", "sm_90", "gfx942", "gfx950"])
-def test_mxfp4_weights_and_mxfp8_rows(arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "epilogue", "clamp"),
+    [
+        *((arch, "none", 0.0) for arch in ("sm_120", "sm_90", "gfx942", "gfx950")),
+        *((arch, "silu_gated", CLAMP) for arch in ("sm_120", "sm_90", "gfx942", "gfx950")),
+        ("sm_120", "silu_gated", 0.0),
+    ],
+)
+def test_mxfp4_weights_and_mxfp8_rows(arch: str, epilogue: str, clamp: float) -> None:
     """Scaled by the unit or outside of it, in either FP8 encoding, FP4 widened or as it is."""
-    n, k = 80, 160
+    n, k = 68, 160  # halves of a gated weight end within a tile
     element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
     x, offsets = inputs(k)
     experts = [quantize_weight(torch.randn(n, k) / k**0.5, FORMATS["mxfp4_a8"]) for _ in ROWS]
-    kernel = triton_grouped.bind(request_of("mxfp4_a8", n, k), gpu(arch), weight=experts)
+    request = request_of("mxfp4_a8", n, k, epilogue, clamp)
+    kernel = triton_grouped.bind(request, gpu(arch), weight=experts)
     values, scales = quantize_groups(x, group_size=32, element=element, scale_kind="ue8m0")
     rounded = dequantize_groups(values, scales, element=element, scale_kind="ue8m0").double()
     weights = torch.stack([expert.dequantize().double() for expert in experts])
-    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, "none"))
+    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue, clamp))
+    if clamp:
+        assert 0.1 < clamped_share(rounded, offsets, weights, clamp) < 0.9
+
+
+def test_every_row_is_written_and_nothing_else() -> None:
+    """Into a result that was NaN before: the rows of each expert, whole and only they."""
+    n, k = 68, 64
+    x, offsets = inputs(k)
+    experts = [quantize_weight(torch.randn(n, k) / k**0.5, FORMATS["mxfp4_a8"]) for _ in ROWS]
+    request = request_of("mxfp4_a8", n, k, "silu_gated", CLAMP)
+    kernel = triton_grouped.bind(request, gpu("sm_120"), weight=experts)
+    found = kernel(x, offsets)
+    assert found.shape == (sum(ROWS), n // 2)
+    poisoned = torch.full((sum(ROWS) + 4, n // 2), torch.nan, dtype=torch.bfloat16)
+    empty = torch.empty
+
+    def with_poison(shape: tuple[int, ...], **options: Any) -> torch.Tensor:
+        is_result = shape == (sum(ROWS), n // 2)
+        return poisoned[: sum(ROWS)] if is_result else empty(shape, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", with_poison)
+        again = kernel(x, offsets)
+    assert again.data_ptr() == poisoned.data_ptr()
+    assert torch.equal(again, found)
+    assert poisoned[sum(ROWS) :].isnan().all()
 
 
 def test_what_no_kernel_is_written_for_is_refused() -> None:
-    with pytest.raises(BindingError, match="mxfp4"):
+    with pytest.raises(BindingError, match="nvfp4"):
         triton_grouped.bind(
-            request_of("mxfp4_a8", 64, 64, "silu_gated"),
+            request_of("nvfp4", 64, 64, "silu_gated"),
             gpu("sm_120"),
             weight=torch.empty(6, 64, 64),
         )
+
+
+def test_a_clamp_of_nothing_gated_is_refused() -> None:
+    with pytest.raises(RequestError, match="silu_gated"):
+        request_of("bfloat16", 64, 64, "none", 1.0)

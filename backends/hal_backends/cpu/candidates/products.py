@@ -30,7 +30,7 @@ def _load_per_expert() -> Bind:
     from hal_kernels.grouped_gemm.cpu import bind_per_expert
 
     def bind(request: GroupedGemmRequest, *, weight: torch.Tensor) -> Kernel:
-        return bind_per_expert(weight, request.epilogue)
+        return bind_per_expert(weight, request.epilogue, request.clamp)
 
     return bind
 
