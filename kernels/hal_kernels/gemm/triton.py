@@ -22,6 +22,7 @@ from hal_kernels.gemm.triton_kernels import (
     _split_k_kernel,
 )
 from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of
+from hal_kernels.gemm.triton_stream_k import bind_stream_k
 from hal_kernels.gemm.triton_tuning import shape_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.quantize.triton import bind_quantize_groups
@@ -49,7 +50,7 @@ def bind(
         )
     target, tuned = target_of(device), tuned_rows(shape_of(request, device), device)
     if isinstance(weight, torch.Tensor):
-        return _bind_dense(request, target, weight, bias, tuned)
+        return _bind_dense(request, device, weight, bias, tuned)
     if choice.kernel == "gemm.mxfp8":
         return _bind_mxfp8(request, target, weight, tuned)
     if choice.kernel == "gemm.fp8_block":
@@ -75,12 +76,13 @@ def _grid(config: Mapping[str, int], rows: int, features: int) -> int:
 
 def _bind_dense(
     request: GemmRequest,
-    target: Target,
+    device: DeviceSpec,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tuned: TunedRows,
 ) -> Product:
-    packed = weight.contiguous()
+    packed, target = weight.contiguous(), target_of(device)
+    stream_k = bind_stream_k(request, device, target, weight=packed, bias=bias)
     features = request.out_features
     out_dtype = torch_dtype(request.out_dtype or request.dtype)
     epilogue = _EPILOGUES[request.epilogue]
@@ -90,7 +92,7 @@ def _bind_dense(
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         y = torch.empty((rows, features), dtype=out_dtype, device=x.device)
-        if not rows:
+        if not rows or (stream_k is not None and not tuned.covers(rows) and stream_k(x, y)):
             return y
         config = tuned.choose(rows, _pick(table, target, rows, request.k))
         splits = config["SPLIT_K"]

@@ -12,7 +12,7 @@ from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
 
 _WIDE = ("bfloat16", "float16")
-_FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
+FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
 _LEAST_SPLIT_K = 2048  # columns below which a split would leave too little to each
 
 
@@ -27,9 +27,14 @@ class KernelChoice:
 
 def size_of(rows: int, k: int = 0) -> str:
     """The configuration for so many rows: "large", "small", or "split" where `k` is long."""
-    if rows > _FEW_ROWS:
+    if rows > FEW_ROWS:
         return "large"
     return "split" if k >= _LEAST_SPLIT_K else "small"
+
+
+def dense_suffix(request: GemmRequest) -> str:
+    """The form of a dense product, as the names of its configurations have it."""
+    return "-gated" if request.epilogue == "silu_gated" else "-bias" * request.has_bias
 
 
 def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -43,8 +48,8 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
             return not_written("gemm.dense", "weight", request.dtype, form.name)
         if request.out_dtype not in ("", request.dtype, "float32"):
             return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
-        suffix = "-gated" if request.epilogue == "silu_gated" else ("-bias" * request.has_bias)
-        return KernelChoice("gemm.dense", request.dtype, size_of(rows, request.k) + suffix)
+        config = size_of(rows, request.k) + dense_suffix(request)
+        return KernelChoice("gemm.dense", request.dtype, config)
     if request.has_bias or request.epilogue != "none":
         return not_written("gemm", "epilogue", "none for quantised weights", request.epilogue)
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
