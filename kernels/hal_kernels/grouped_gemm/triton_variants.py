@@ -39,6 +39,10 @@ def tiles(
         "num_warps": 4,
         "num_stages": stages,
     }
+    is_tall = target.backend == "cuda" and rows > FEW_ROWS and not is_gated
+    if is_tall and (kind == "dense" or group == 128):
+        # Twice the columns for the same rows: a quarter less is read, by as many registers.
+        base |= {"BLOCK_N": 128, "num_warps": 8}
     if kind == "dense":
         is_rdna = target.backend == "hip" and target.warp_size == 32
         return base | {"BLOCK_K": 32 if is_rdna and is_gated and not few else 64}
