@@ -1,0 +1,73 @@
+"""Plans of the large models on four groups of devices: no op without a native or explained path."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from absent_plans import plan, profile
+from hal.plan import PlannedOp
+from hal.reasons import ReasonKind
+from hal.tiers import Tier
+
+MODELS = ("deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4.1-flash", "glm-5")
+GROUPS = (
+    ("rtx-pro-6000-blackwell-server", 8),
+    ("mi300x", 8),
+    ("rtx-4090", 8),
+    ("radeon-pro-w7900", 1),
+)
+
+
+def unexplained(op: PlannedOp) -> list[str]:
+    """What is missing to understand why an op does not run native; empty if nothing is."""
+    decision = op.decision
+    where = f"{op.site.site} ({op.site.request.phase}) {op.tokens}: {decision.choice.name}"
+    if decision.choice.tier is Tier.NATIVE:
+        return []
+    better = [loser for loser in decision.rejected if loser.tier > decision.choice.tier]
+    if not better:
+        return [f"{where}: nothing better is known"]
+    problems = []
+    for loser in better:
+        unmet = [reason for reason in loser.reasons if reason.kind is not ReasonKind.RANKED]
+        if not unmet:
+            problems.append(f"{where}: {loser.name} lost without a reason")
+        problems += [
+            f"{where}: {loser.name}: {reason.what}: required {reason.required!r}, "
+            f"found {reason.found!r}"
+            for reason in unmet
+            if not (reason.what.strip() and reason.required.strip() and reason.found.strip())
+        ]
+        # A better one that only lacks what can be had is a loss, and has to be told as one.
+        if unmet and all(reason.kind.is_attainable for reason in unmet) and decision.lost is None:
+            problems.append(f"{where}: {loser.name} could serve, and no loss is told")
+    return problems
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("device", "tp"), GROUPS, ids=lambda value: str(value))
+def test_every_op_is_native_or_says_what_better_ones_lack(model: str, device: str, tp: int) -> None:
+    found = plan(model, profile(device), tp)
+    assert len(found.ops) > 30
+    assert not [v.site for v in found.violations if v.unserved is not None]
+    problems = [problem for op in found.ops for problem in unexplained(op)]
+    assert not problems, "\n".join(problems)
+    assert found.memory is not None
+    if found.memory.weight_bytes > found.memory.memory_bytes:
+        assert found.memory.kv_tokens == 0
+
+
+def test_an_op_without_a_reason_is_found() -> None:
+    found = plan("glm-5", profile("rtx-4090"), 8)
+    op = next(o for o in found.ops if o.decision.choice.tier is not Tier.NATIVE)
+    assert not unexplained(op)
+    decision = op.decision
+    silent = tuple(dataclasses.replace(loser, reasons=()) for loser in decision.rejected)
+    for changed, message in (
+        (dataclasses.replace(decision, rejected=silent), "without a reason"),
+        (dataclasses.replace(decision, rejected=()), "nothing better is known"),
+    ):
+        (problem, *_) = unexplained(dataclasses.replace(op, decision=changed))
+        assert message in problem
