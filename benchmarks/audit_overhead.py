@@ -6,7 +6,7 @@ A Llama of SmolLM2-135M's sizes with random weights, batch 1, greedy, KV cache, 
 take turns in one process, in changing order; shown are medians of milliseconds a token and their
 ratios to the run without. Full mode decodes few tokens, because each costs the same.
 
-Beside the ratio of light mode, which is of a run of that many tokens, stands what it is made of: the
+Beside the ratio of light mode, of a run of that many tokens, stands what it is made of: the
 first steps, which are always observed and cost the same however long the run is, and the begin and
 the end of the audit, which no token waits for. Goal: light at most 5%.
 """

@@ -30,7 +30,8 @@ class CompileWatch:
         self._frames = frames
         self._breaks: Counter[str] = Counter()
         self._num_records = 0
-        self._stances: Counter[str] = Counter()
+        self._num_reasons = 0
+        self._eager: Counter[tuple[str, Location | None]] = Counter()
 
     def begin(self) -> None:
         """What dynamo did before does not count."""
@@ -38,10 +39,12 @@ class CompileWatch:
         if module is not None:
             self._breaks = Counter(module.counters["graph_break"])
             self._num_records = len(_records(module))
+            self._num_reasons = len(_reasons(module))
 
-    def note_stance(self, stance: str) -> None:
-        """A compiled function was called while `torch.compiler.set_stance` says not to."""
-        self._stances[stance] += 1
+    def note_eager(self, reason: str, place: Location | None) -> None:
+        """A function that was to be compiled was called, and runs as Python by what the program or
+        its environment says. place: where it was given to the compiler, else the call."""
+        self._eager[reason, place] += 1
 
     def fill(self, trace: Trace) -> None:
         """Adds what happened to the trace; reads its messages."""
@@ -54,19 +57,33 @@ class CompileWatch:
                 continue
             short = _short(reason)
             trace.graph_breaks[short] = trace.graph_breaks.get(short, 0) + calls
-            trace.compile_events.append(
-                CompileEvent(
-                    kind="graph-break", reason=short, location=self._place(reason), calls=calls
-                )
-            )
+            places = self._places_of_break(module, reason) or {self._place(reason): calls}
+            trace.compile_events += [
+                CompileEvent(kind="graph-break", reason=short, location=place, calls=times)
+                for place, times in places.items()
+            ]
         for record in _records(module)[self._num_records :]:
             self._add_record(trace, record)
         for message in list(trace.messages):
             self._add_message(trace, message)
-        for stance, calls in self._stances.items():
-            reason = f'torch.compiler.set_stance("{stance}")'
+        for (reason, place), calls in self._eager.items():
             trace.fallbacks.append(reason)
-            trace.compile_events.append(CompileEvent(kind="eager", reason=reason, calls=calls))
+            trace.compile_events.append(
+                CompileEvent(kind="eager", reason=reason, location=place, calls=calls)
+            )
+
+    def _places_of_break(self, module: Any, reason: str) -> Counter[Location | None]:
+        """The lines at which dynamo broke graphs for this reason; it keeps the program's stack."""
+        found: Counter[Location | None] = Counter()
+        known = _reasons(module)
+        begin = self._num_reasons if self._num_reasons <= len(known) else 0  # it was reset
+        for entry in known[begin:]:
+            stack = list(getattr(entry, "user_stack", None) or ())
+            if entry.reason == reason and stack:
+                last = stack[-1]
+                place = self._frames.location_of_line(last.filename, last.lineno or 0, last.name)
+                found[place] += 1
+        return found
 
     def _add_record(self, trace: Trace, record: Any) -> None:
         name = getattr(record, "co_name", None)
@@ -126,6 +143,11 @@ def _dynamo(name: str) -> Any:
 def _records(module: Any) -> list[Any]:
     get = getattr(module, "get_compilation_metrics", None)
     return list(get()) if callable(get) else []
+
+
+def _reasons(module: Any) -> list[Any]:
+    """Why graphs were broken, each with the program's stack."""
+    return list(getattr(module, "graph_break_reasons", ()))
 
 
 def _short(text: str) -> str:

@@ -18,7 +18,7 @@ from hal.auditing.document import Location
 from hal.auditing.observer_calls import FunctionCalls
 from hal.auditing.observer_facts import ArgumentFacts, FactReader
 from hal.auditing.observer_frames import FrameReader, Stack
-from hal.auditing.observer_ops import OpInfo
+from hal.auditing.observer_ops import KernelInfo, OpInfo
 from hal.auditing.observer_reuse import ReuseReader
 from hal.auditing.observer_settings import SettingsReader
 from hal.auditing.observer_storages import Storages
@@ -147,6 +147,24 @@ class Observer:
         )
         if info.makes_literal and args:
             self.storages.note_literal(result, args[0])
+
+    def record_kernel(
+        self, name: str, tensors: list[torch.Tensor], time_ns: int, frame: FrameType | None
+    ) -> None:
+        """Counts one call of a kernel that the compiler generated. tensors: what it reads and
+        writes; which of both, only the kernel knows."""
+        sums = self.sums()
+        sums.num_calls += 1
+        stack, _ = self.frames.stack(frame)
+        facts = tuple(self.facts.fact(tensor) for tensor in tensors)
+        key = (name, facts, stack)
+        entry = sums.ops.get(key)
+        if entry is None:
+            entry = OpEntry(KernelInfo(name), facts, (), (), stack, "compiled", None)
+            entry.bytes = bytes_of(tensors, num_inputs=len(tensors))
+            sums.ops[key] = entry
+        entry.calls += 1
+        entry.time_ns += time_ns
 
     def note_error(self, error: BaseException, raised_by: str, frame: FrameType | None) -> None:
         """An error leaves a call of torch. Whether the program caught it shows at the end."""

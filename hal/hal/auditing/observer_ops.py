@@ -109,6 +109,16 @@ class OpInfo:
         return self.name == ATTENTION_MATH
 
 
+class KernelInfo:
+    """A kernel that the compiler generated: of several ops, so of no class."""
+
+    __slots__ = ("name", "op_class")
+
+    def __init__(self, name: str) -> None:
+        self.name = f"inductor::{name}"
+        self.op_class: OpClass = "other"
+
+
 def _name_of(func: Any) -> str:
     name = func.name() if callable(getattr(func, "name", None)) else str(func)
     bare = str(name).partition(".")[0]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from hal.auditing.observer_facts import Fact
 from hal.auditing.observer_frames import Stack
-from hal.auditing.observer_ops import OpInfo
+from hal.auditing.observer_ops import KernelInfo, OpInfo
 from hal.auditing.observer_settings import Settings
 from hal.auditing.trace import Region
 
@@ -64,7 +64,7 @@ class OpEntry:
 
     def __init__(
         self,
-        info: OpInfo,
+        info: OpInfo | KernelInfo,
         inputs: tuple[Fact, ...],
         outputs: tuple[Fact, ...],
         values: tuple[tuple[str, Any], ...],

@@ -50,7 +50,11 @@ class Session:
         self.on_torch: Callable[[], None] | None = None
         self._threads = ThreadWatch(self._begin_thread, self._end_thread)
         self._imports = ImportWatch(
-            {"torch": self._torch_arrived, "torch._dynamo.eval_frame": self._dynamo_arrived},
+            {
+                "torch": self._torch_arrived,
+                "torch._dynamo.eval_frame": self._dynamo_arrived,
+                "torch._inductor.codecache": self._code_generator_arrived,
+            },
             self._import_failed,
         )
         self._failed: list[SwallowedError] = []
@@ -145,6 +149,10 @@ class Session:
     def _dynamo_arrived(self) -> None:
         if self._torch is not None:
             self._torch.dynamo_arrived()
+
+    def _code_generator_arrived(self) -> None:
+        if self._torch is not None:
+            self._torch.code_generator_arrived()
 
     def _detach(self) -> None:
         if self._torch is not None:

@@ -8,11 +8,14 @@ from weakref import WeakSet
 
 import torch
 
+from hal.auditing.compile_requests import CompileRequests
 from hal.auditing.compile_watch import CompileWatch
+from hal.auditing.generated_kernels import KernelWatch
 from hal.auditing.observer import Observer
 from hal.auditing.observer_frames import FrameReader
 from hal.auditing.observer_trace import fill_trace
 from hal.auditing.script_watch import ScriptWatch
+from hal.auditing.setting_places import SettingPlaces
 from hal.auditing.steps import StepWatch
 from hal.auditing.torch_modes import ObservedFunctions, ObservedOps, pop_modes, push_modes
 from hal.auditing.torch_modes_compile import CompilerDoor
@@ -28,8 +31,11 @@ class TorchSide:
         self._functions = ObservedFunctions(self.observer)
         self._ops = ObservedOps(self.observer, self._functions)
         self._compile = CompileWatch(frames)
-        self._door = CompilerDoor(self.observer, self._functions, self._compile.note_stance)
+        requests = CompileRequests(frames, self._compile.note_eager)
+        self._door = CompilerDoor(self.observer, self._functions, requests)
+        self._kernels = KernelWatch(self.observer, self._is_thread_observed)
         self._script = ScriptWatch(self.observer)
+        self._places = SettingPlaces(frames)
         self._steps = StepWatch(
             self.observe_thread, self.leave_thread, self._spent_ns, is_light=mode == "light"
         )
@@ -45,13 +51,20 @@ class TorchSide:
         self._compile.begin()
         self._script.install()
         self._door.install()
+        self._kernels.install()
+        self._places.install()
         self.observer.is_active = True
         self.observe_thread()
 
     def dynamo_arrived(self) -> None:
         """The compiler has been imported."""
+        self._places.restore()
         self._door.install_in_dynamo()
         self._compile.begin()
+
+    def code_generator_arrived(self) -> None:
+        """What loads the compiler's kernels has been imported."""
+        self._kernels.install()
 
     def detach(self) -> None:
         """Takes everything off; modes of other threads pass everything on from now on."""
@@ -59,6 +72,8 @@ class TorchSide:
         self.leave_thread()
         self._steps.restore()
         self._door.restore()
+        self._kernels.restore()
+        self._places.restore()
         self._script.restore()
         self.observer.settings.current()
         self.observer.calls.on_module = None
@@ -86,6 +101,7 @@ class TorchSide:
         """Adds what was seen."""
         fill_trace(trace, self.observer)
         trace.steps = self._steps.steps
+        trace.settings_places.update(self._places.found)
         trace.settings["num_threads"] = str(torch.get_num_threads())
         self._compile.fill(trace)
 
@@ -101,9 +117,13 @@ class TorchSide:
                 found.append("light mode found no nn.Module to count steps by: all was observed")
         else:
             found.append("full mode: every op was observed, which makes the program slower")
+        found += self._kernels.notes()
         for text, count in self.observer.troubles.items():
             found.append(f"the observer failed {count} times on an op: {text}")
         return found
+
+    def _is_thread_observed(self) -> bool:
+        return bool(getattr(self._local, "is_on", False))
 
     def _spent_ns(self) -> int:
         return self.observer.sums().overhead_ns

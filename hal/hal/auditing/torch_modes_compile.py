@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from hal.auditing.compile_requests import CompileRequests
 from hal.auditing.observer import Observer
 from hal.auditing.torch_modes import (
     ObservedFunctions,
@@ -35,10 +36,10 @@ class CompilerDoor:
         self,
         observer: Observer,
         functions: ObservedFunctions,
-        on_stance: Callable[[str], None],
+        requests: CompileRequests,
     ) -> None:
-        """on_stance: told when a compiled function runs as Python because of a stance."""
-        self._on_stance = on_stance
+        """requests: sees which functions are to be compiled, and which are not after all."""
+        self._requests = requests
         self._observer = observer
         self._functions = functions
         self._local = threading.local()
@@ -65,7 +66,7 @@ class CompilerDoor:
             if original is not None:
                 self._patched.append((module, name, original))
                 setattr(module, name, self._watching(original))
-        self._watch_stance(module)
+        self._requests.install(module)
 
     def restore(self) -> None:
         """Everything as it was."""
@@ -73,6 +74,7 @@ class CompilerDoor:
         for module, name, original in self._patched:
             setattr(module, name, original)
         self._patched.clear()
+        self._requests.restore()
         rules = sys.modules.get("torch._dynamo.trace_rules")
         for folder in self._hidden:
             rules.SKIP_DIRS.remove(folder)  # type: ignore[union-attr]
@@ -90,22 +92,6 @@ class CompilerDoor:
             return prior
 
         return set_eval_frame
-
-    def _watch_stance(self, module: ModuleType) -> None:
-        """`torch.compiler.set_stance` may turn the compiler off where it was asked for."""
-        name = "_callback_from_stance"
-        original = getattr(module, name, None)
-        if original is None:
-            return
-
-        def callback_from_stance(callback: Any) -> Any:
-            chosen = original(callback)
-            if callable(callback) and not callable(chosen):
-                self._on_stance(str(getattr(module._stance, "stance", "another")))
-            return chosen
-
-        self._patched.append((module, name, original))
-        setattr(module, name, callback_from_stance)
 
     def _hide_our_files(self) -> None:
         """Frames of ours that run where dynamo looks are skipped, not compiled."""

@@ -10,7 +10,7 @@ def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    compiled = torch.compile(step)
+    compiled = torch.compile(step)  # LOSES: eager-instead-of-compiled
     weight = torch.randn(64, 64)
     with torch.inference_mode():
         for _ in range(3):

@@ -162,3 +162,92 @@ def test_disabled_part_is_observed_as_python() -> None:
     assert regions["aten::sin"] == "compiled"
     assert regions["aten::_softmax"] == "eager"
     assert regions["aten::cos"] == "compiled"
+
+
+def test_graph_breaks_are_at_the_lines_that_broke_the_graph() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print(end="")
+        z = y.cos()
+        print(end="")
+        return z + 1
+
+    compiled = torch.compile(program, backend="aot_eager")
+    trace = observe(lambda: compiled(torch.randn(4)))
+    first = program.__code__.co_firstlineno
+    places = [event.location for event in trace.compile_events]
+    assert sorted(place.line for place in places if place) == [first + 2, first + 4]
+    assert {event.kind for event in trace.compile_events} == {"graph-break"}
+
+
+@pytest.mark.parametrize("when", ["within", "before"])
+def test_a_backend_that_runs_the_graph_as_python(when: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def ask() -> Callable[..., Any]:
+        return torch.compile(program, backend="eager")
+
+    early = ask()
+
+    def run() -> None:
+        compiled = ask() if when == "within" else early
+        for _ in range(2):
+            compiled(torch.ones(3))
+
+    (event,) = observe(run).compile_events
+    assert (event.kind, event.calls) == ("eager", 2)
+    assert "eager" in event.reason
+    assert event.location is not None
+    asked, called = ask.__code__.co_firstlineno + 1, run.__code__.co_firstlineno + 3
+    assert event.location.line == (asked if when == "within" else called)
+
+
+def test_a_compiler_that_is_switched_off() -> None:
+    compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+    with torch._dynamo.config.patch(disable=True):
+        trace = observe(lambda: compiled(torch.ones(3)))
+    assert [event.kind for event in trace.compile_events] == ["eager"]
+    assert "disable" in trace.fallbacks[0]
+
+
+def test_a_backend_of_the_program_is_no_loss_whatever_its_name() -> None:
+    def eager(graph: Any, inputs: Any) -> Callable[..., Any]:
+        forward: Callable[..., Any] = graph.forward
+        return forward
+
+    asked = torch._dynamo.optimize
+
+    def run() -> None:
+        torch._dynamo.optimize(eager)(lambda x: x.sin())(torch.ones(3))
+
+    assert observe(run).compile_events == []
+    assert torch._dynamo.optimize is asked
+    assert torch._dynamo.eval_frame.optimize is asked
+
+
+def test_kernels_that_the_compiler_generated_are_counted() -> None:
+    """By inductor for the processor: one fused kernel, and the product that it calls."""
+
+    @torch.compile
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ weight).softmax(-1) + 1
+
+    x, weight = torch.randn(32, 64), torch.randn(64, 48)
+
+    def run() -> None:
+        for _ in range(3):
+            program(x, weight)
+
+    trace = observe(run)
+    generated = [op for op in trace.ops if op.name.startswith("inductor::cpp_fused")]
+    assert sum(op.calls for op in generated) == 3
+    assert {op.region for op in generated} == {"compiled"}
+    assert all(op.time_us > 0 and op.bytes >= 2 * 4 * 32 * 48 for op in generated)
+    assert all(op.location is not None for op in generated)
+    assert calls_of(trace)["mm"] == 3
+    again = observe(run)  # loaded before this audit
+    assert sum(op.calls for op in again.ops if op.name.startswith("inductor::")) == 3
+    before = calls_of(again)
+    program(x, weight)
+    assert calls_of(again) == before
