@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from hal_kernels import cpu_jit
 from hal_kernels.cpu_intrinsics import pointer_int64
-from hal_kernels.cpu_jit import Stage, bind_stages, bind_worker, compile_worker, parallel_runtime
+from hal_kernels.cpu_jit import compile_worker
+from hal_kernels.cpu_launch import Launch, Stage, bind_stages, bind_worker
 from hal_kernels.cpu_simd import FP32, LANES, vector_exp, vector_load, vector_store
+from hal_kernels.openmp_runtime import parallel_runtime
 
 
 def make_counter(step: int) -> Callable[[int, int, int, int], None]:
@@ -93,7 +94,7 @@ def test_constants_hold_their_tensors() -> None:
         args: Any = pointer_int64(arguments)
         pointer_int64(args[0])[0] = pointer_int64(args[1])[5]
 
-    def bind() -> cpu_jit.Launch:
+    def bind() -> Launch:
         return bind_worker(compile_worker(read, cache=False), 1, (torch.arange(70, 1070),))
 
     launch, out = bind(), torch.zeros(1, dtype=torch.int64)

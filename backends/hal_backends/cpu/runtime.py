@@ -15,7 +15,7 @@ from hal.errors import DetectionError
 from hal.host import LocalHost
 from hal.ops.collective import CollectiveGroup
 from hal_backends.torch_group import TorchGroup
-from hal_kernels.cpu_jit import parallel_runtime
+from hal_kernels.openmp_runtime import parallel_runtime
 
 # A rank that is silent for this long counts as dead: its peers' collectives raise.
 COLLECTIVE_TIMEOUT_S = 10.0

@@ -31,7 +31,8 @@ from hal_kernels.cpu_intrinsics import (
     pointer_int64,
     stack_bytes,
 )
-from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_jit import CompiledWorker, compile_worker
+from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import dense_in_place, rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
-from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_jit import CompiledWorker, compile_worker
+from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import vector_to_read
 from hal_kernels.cpu_simd import (
     LANES,

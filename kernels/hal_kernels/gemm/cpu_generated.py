@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_jit import Stage, StagedLaunch, bind_stages
+from hal_kernels.cpu_launch import Stage, StagedLaunch, bind_stages
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_float import (
     FloatKernel,

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_jit import Stage, bind_stages
+from hal_kernels.cpu_launch import Stage, bind_stages
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_int8 import (
     Int8Kernel,

@@ -15,7 +15,7 @@ import warnings
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_jit import bind_worker
+from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import rows_to_read
 from hal_kernels.gemm.cpu_dense import Kernel, Requirements, activate
 from hal_kernels.gemm.isa import cpu_flags, jit_requirements, vector_isa

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hal_kernels.cpu_intrinsics import pointer_float32, pointer_int64
-from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker
+from hal_kernels.cpu_jit import CompiledWorker, compile_worker
+from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import rows_to_read
 from hal_kernels.cpu_simd import (
     LANES,

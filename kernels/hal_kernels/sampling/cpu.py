@@ -20,7 +20,8 @@ from hal_kernels.cpu_intrinsics import (
     pointer_int32,
     pointer_int64,
 )
-from hal_kernels.cpu_jit import CompiledWorker, bind_worker, compile_worker, worker_helper
+from hal_kernels.cpu_jit import CompiledWorker, compile_worker, worker_helper
+from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import rows_to_read, vector_to_read
 from hal_kernels.cpu_simd import (
     FP32,
