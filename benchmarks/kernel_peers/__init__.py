@@ -1,0 +1,1 @@
+"""Our Triton kernels beside the public ones of others, compiled here without a device."""

@@ -1,0 +1,12 @@
+"""Every problem that ours and the peers' kernels are compiled for."""
+
+from __future__ import annotations
+
+from kernel_peers import attention_problems, product_problems, routing_problems, row_problems
+
+PROBLEMS = (
+    *attention_problems.PROBLEMS,
+    *product_problems.PROBLEMS,
+    *row_problems.PROBLEMS,
+    *routing_problems.PROBLEMS,
+)

@@ -1,0 +1,78 @@
+"""Our Triton kernels beside the public ones of peers, by what they compile to.
+
+No device is needed: ours and theirs are compiled for the same problem by the same Triton and read
+by the same reader (see kernel_peers/). A peer's wheel is unpacked and its kernels are cut out of
+it; nothing of it is imported, installed or kept.
+
+  python benchmarks/peer_kernels.py                     downloads the wheels; takes half an hour
+  python benchmarks/peer_kernels.py --wheels FOLDER     the same with a folder that keeps them
+  python benchmarks/peer_kernels.py --target sm_90 --problem 'decode*'
+
+Results: benchmarks/results/<date>-peer-kernels.json and .md, unless only a part was asked for. Exit
+status 1 if ours does not compile where a peer's does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from kernel_peers.compiling import Finding, compile_all
+from kernel_peers.problems import PROBLEMS
+from kernel_peers.table import Cell, cells, document, markdown
+from kernel_peers.wheels import download, versions
+
+from hal_kernels.aot.targets import find_target
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100")
+
+
+def main() -> int:
+    """Compiles, prints the table and stores it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--wheels", type=Path, help="folder of unpacked wheels, kept")
+    parser.add_argument("--target", action="append", help="only this architecture")
+    parser.add_argument("--problem", default="*", help="only problems of this pattern")
+    parser.add_argument("--store", type=Path, default=RESULTS, help="folder of the results")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = given.wheels or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        download(folder)
+        findings = _findings(folder.resolve(), given.target or TARGETS, given.problem)
+        found = list(cells(PROBLEMS, findings))
+        named = {"triton": metadata.version("triton"), **versions(folder)}
+    today = datetime.date.today().isoformat()
+    text = markdown(found, named, today)
+    print(text)
+    if given.problem == "*" and not given.target:
+        stem = given.store / f"{today}-peer-kernels"
+        content = json.dumps(document(found, named, today), indent=1) + "\n"
+        stem.with_suffix(".json").write_text(content, encoding="utf-8")
+        stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    return int(any(_is_missing(cell) for cell in found))
+
+
+def _findings(folder: Path, targets: Sequence[str], pattern: str) -> list[Finding]:
+    found = []
+    for name in targets:
+        for one in compile_all("kernel_peers.problems", find_target(name), folder, pattern):
+            print(f"{name} {one.problem}: {one.contender} {one.evidence.tier}", file=sys.stderr)
+            found.append(one)
+    return found
+
+
+def _is_missing(cell: Cell) -> bool:
+    compiles = any(not peer.evidence.error for peer in cell.peers)
+    return bool(cell.own.evidence.error) and compiles
+
+
+if __name__ == "__main__":
+    sys.exit(main())

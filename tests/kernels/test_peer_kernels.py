@@ -1,0 +1,183 @@
+"""The comparison of kernels cuts, compiles and judges a package made here; no wheel, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton.language as tl
+from kernel_peers.compiling import Finding, compile_all
+from kernel_peers.launches import specialised
+from kernel_peers.problems import PROBLEMS
+from kernel_peers.slicing import CutError, Cutter
+from kernel_peers.table import cells, document, markdown
+from triton.runtime.jit import JITFunction
+
+from hal_kernels.aot.evidence import Evidence
+from hal_kernels.aot.targets import find_target
+from tiny_kernel_problems import PROBLEMS as TINY
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+_KERNELS = '''
+"""A package that cannot be imported without its device."""
+import a_library_for_one_device
+import torch
+import triton
+from tiny.compat import tl
+from .helpers import doubled
+from tiny import compat as own
+
+IS_FAST = a_library_for_one_device.is_fast()
+SCALE: tl.constexpr = tl.constexpr(3.0)
+
+
+@a_library_for_one_device.counted
+@triton.autotune(configs=[], key=["N"])
+@triton.jit(do_not_specialize=["first"], repr=lambda _: "name")
+def scaled_copy(x_ptr, y_ptr, N, first, stride, BLOCK: tl.constexpr, FAST: tl.constexpr = IS_FAST):
+    offs = own.row(0) * BLOCK * stride + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < N, other=0.0)
+    tl.store(y_ptr + offs + first, doubled(x) * SCALE, mask=offs < N)
+
+
+def launch(x):
+    return scaled_copy[(1,)](x)
+'''
+_HELPERS = "import triton\n\n\n@triton.jit\ndef doubled(x):\n    return x * 2\n"
+_COMPAT = """
+import triton
+try:
+    import triton.language as tl
+except ImportError:
+    tl = None
+
+
+@triton.jit
+def row(axis):
+    return tl.program_id(axis)
+"""
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    package = tmp_path / "wheels" / "tiny_wheel" / "tiny"
+    package.mkdir(parents=True)
+    for name, text in (("kernels", _KERNELS), ("helpers", _HELPERS), ("compat", _COMPAT)):
+        (package / f"{name}.py").write_text(text)
+    (package / "__init__.py").write_text("raise ImportError('needs a device')\n")
+    return tmp_path / "wheels"
+
+
+@pytest.fixture
+def cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.long)])
+def test_kernels_are_cut_out_compiled_and_read(
+    wheels: Path, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # of the compiling process
+    found = list(compile_all("tiny_kernel_problems", find_target(arch), wheels, "co*"))
+    own, wide, chosen, renamed = found
+    assert [f.contender for f in found] == ["halstack", "Wide", "Chosen", "Renamed"]
+    for one in (own, wide, chosen):
+        assert (one.evidence.tier, one.evidence.spills, one.evidence.error) == ("native", 0, "")
+        assert one.evidence.target == arch
+        assert one.evidence.registers > 0
+    assert (wide.evidence.widest_load_bytes, wide.evidence.num_warps) == (16, 2)
+    # Of two configurations the one of fewer registers.
+    assert (wide.tried, chosen.tried) == (1, 2)
+    assert chosen.evidence.config == "BLOCK=64 num_warps=2"
+    assert chosen.moved_bytes == 256
+    assert chosen.evidence.registers < wide.evidence.registers
+    assert renamed.evidence.tier == "error"
+    assert "not in this version" in renamed.evidence.error
+
+
+def test_what_cannot_be_cut_is_said(wheels: Path, cut: Path) -> None:
+    path = wheels / "tiny_wheel" / "tiny" / "kernels.py"
+    with pytest.raises(CutError, match="a_library_for_one_device"):
+        Cutter(wheels, cut).cut(path, ["scaled_copy"])
+    with pytest.raises(CutError, match="launch is no function of Triton"):
+        Cutter(wheels, cut).cut(path, ["launch"])
+    with pytest.raises(CutError, match="'absent' is defined nowhere"):
+        Cutter(wheels, cut).cut(path, ["absent"])
+    text = (
+        cut / f"{Cutter(wheels, cut, {'IS_FAST': 'False'}).cut(path, ['scaled_copy'])}.py"
+    ).read_text()
+    assert "a_library_for_one_device" not in text
+    assert "autotune" not in text
+    assert "SCALE: tl.constexpr = tl.constexpr(3.0)" in text
+
+
+def _kernel(x_ptr, y_ptr, N, first, stride, BLOCK: tl.constexpr, FAST: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    tl.store(y_ptr, tl.load(x_ptr))
+
+
+def test_arguments_are_specialised_as_by_the_launcher() -> None:
+    function = JITFunction(_kernel, do_not_specialize=["first"])
+    given = {"x_ptr": "*bf16", "y_ptr": None, "N": 48, "first": 16, "stride": 1, "BLOCK": 64}
+    signature, constants, aligned = specialised(function, given)
+    assert signature == {
+        "x_ptr": "*bf16", "y_ptr": "constexpr", "N": "i32", "first": "i32",
+        "stride": "constexpr", "BLOCK": "constexpr", "FAST": "constexpr",
+    }  # fmt: skip
+    assert constants == {"y_ptr": None, "stride": 1, "BLOCK": 64, "FAST": False}
+    assert set(aligned) == {(0,), (2,)}  # `first` is not specialised
+    with pytest.raises(ValueError, match="has no"):
+        specialised(function, given | {"other": 1})
+    with pytest.raises(ValueError, match="needs N"):
+        specialised(function, {key: value for key, value in given.items() if key != "N"})
+
+
+def _finding(contender: str, moved: int, **fields: Any) -> Finding:
+    values: dict[str, Any] = {
+        "target": "sm_90", "dtype": "", "config": "c", "tier": "native", "registers": 32,
+        "num_warps": 4, "widest_load_bytes": 16,
+    }  # fmt: skip
+    return Finding(
+        problem="copy",
+        contender=contender,
+        evidence=Evidence(**values | fields),
+        moved_bytes=moved,
+    )
+
+
+def test_a_cell_says_who_is_better_in_what() -> None:
+    problem = TINY[0]
+    findings = [
+        _finding("halstack", 1000, registers=64),
+        _finding("spills", 900, tier="spilled", spills=4, registers=64),
+        _finding("all better", 900, registers=32),
+        _finding("nearly", 990, registers=64, widest_load_bytes=8),
+        _finding("broken", 0, tier="error", error="no such type"),
+    ]
+    (cell,) = cells([problem], findings)
+    assert cell.beaten_by == ("all better",)
+    assert cell.better == ("nearly", "broken")
+    assert set(cell.worse) == {"bytes"}
+    text = markdown([cell], {"triton": "3.9.0"}, "2026-11-30")
+    assert "**beaten**: all better" in text
+    assert "no such type" in text
+    (plain,) = document([cell], {}, "2026-11-30")["cells"]
+    assert [found["contender"] for found in plain["findings"]][:2] == ["halstack", "spills"]
+    assert plain["findings"][0]["resident_warps"] == 32
+
+
+def test_every_problem_names_a_variant_that_ours_has() -> None:
+    from hal_kernels.aot.catalogue import find_kernel
+
+    assert len({problem.name for problem in PROBLEMS}) == len(PROBLEMS)
+    for problem in PROBLEMS:
+        for arch in ("sm_80", "sm_90", "sm_120", "gfx942", "gfx1100"):
+            if arch not in problem.skips:
+                target = find_target(arch)
+                names = {
+                    (v.config, v.dtype) for v in find_kernel(problem.own.kernel).variants(target)
+                }
+                assert (problem.own.config(target), problem.own.dtype(target)) in names
