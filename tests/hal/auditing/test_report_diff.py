@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from hal.auditing.changes import ChangeKind, Diff
 from hal.auditing.diff_text import render_diff_markdown, sites_text, summary
 from hal.auditing.document import AuditReport, Location, Machine, Row, Variable, WaiverUse
 from hal.auditing.gates import GateClass
-from hal.auditing.report_diff import NOISE, diff_reports
+from hal.auditing.html.comparison import compare, counts_of
+from hal.auditing.report_diff import diff_reports
+from hal.auditing.row_matching import NOISE
+from hal.auditing.summary import observed_time_us
 from hal.cli import main
+from layered_reports import model_report
 
 
 def kinds(old: AuditReport, new: AuditReport) -> list[ChangeKind]:
@@ -113,3 +118,32 @@ def test_sites_of_layers_are_told_together() -> None:
     (change,) = found.changes
     assert sites_text(change) == "at layers.0–2,5,7.qkv_proj"
     assert summary(found) == "1 slower. The worst: slower."
+
+
+def test_layers_are_judged_together_as_on_the_page() -> None:
+    """Each of thirty rows takes less than a percent; together they take a tenth."""
+    layered = model_report(layers=30, seed=random.randrange(1 << 30))
+    whole = observed_time_us(layered) or 0.0
+
+    def with_norms(factor: float, of: float) -> AuditReport:
+        """Norms of all layers take that share of the whole, times a factor."""
+        each = whole * of / 60
+        rows = tuple(
+            row.model_copy(update={"time_us": each * factor, "calls": 10})
+            if row.site.endswith(".input_norm")
+            else row
+            for row in layered.rows
+        )
+        return layered.model_copy(update={"rows": rows})
+
+    for of, is_said in ((0.1, True), (0.001, False)):
+        old, new = with_norms(1.0, of), with_norms(NOISE * 1.5, of)
+        for before, after, kind in (
+            (old, new, ChangeKind.SLOWER),
+            (new, old, ChangeKind.FASTER),
+        ):
+            kinds = [change.kind for change in diff_reports(before, after).changes]
+            assert kinds == [kind] * len(kinds)
+            assert bool(kinds) is is_said
+            counts = counts_of(compare(after, before))
+            assert counts == ([(kind.value, 60)] if is_said else [])

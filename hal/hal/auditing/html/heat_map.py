@@ -229,7 +229,8 @@ def _describe(rows: Sequence[Row], whole_us: float | None) -> Iterable[str]:
     is_one = len({row.layer for row in rows}) == 1
     place = place_of(first) if is_one else f"{group_place(first)}, {layers}"
     yield f"{place or first.op} ({first.op}{phase})"
-    for row in rows[:6]:
+    most = 6 if is_one else 2
+    for row in rows[:most]:
         tokens = f"{tokens_text(row.tokens)}: " if row.tokens and len(rows) > 1 else ""
         if row.state == "never-exercised":
             yield f"{tokens}{row.implementation}: never exercised"
@@ -242,8 +243,8 @@ def _describe(rows: Sequence[Row], whole_us: float | None) -> Iterable[str]:
         )
         if row.losers:
             yield f"better, did not run: {_names(loser.name for loser in row.losers)}"
-    if len(rows) > 6:
-        yield f"and {count(len(rows) - 6)} more"
+    if len(rows) > most:
+        yield f"and {count(len(rows) - most)} more"
 
 
 def _names(names: Iterable[str]) -> str:
