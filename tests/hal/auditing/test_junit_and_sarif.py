@@ -26,7 +26,7 @@ SUITE = {
     *("name", "tests", "failures", "errors", "time", "disabled", "skipped", "timestamp"),
     *("hostname", "id", "package", "file", "log", "url", "version"),
 }
-CASE = {"name", "classname", "time", "status", "class", "file", "line", "assertions"}
+CASE = {"name", "classname", "time"}
 CHILDREN = ("failure", "error", "skipped", "system-out", "system-err", "properties")
 
 
@@ -75,7 +75,6 @@ def test_junit_names_what_failed_and_why() -> None:
     root = junit(report(findings=(lost, waived, other)))
     cases = {case.attrib["name"]: case for case in root.iter("testcase")}
     case = cases["math-attention at model.py:12"]
-    assert (case.attrib["file"], case.attrib["line"]) == ("model.py", "12")
     (failure,) = case
     assert failure.attrib == {"message": "attention ran unfused", "type": "lost-fast-path"}
     assert "attn_mask: required none, found dense" in str(failure.text)
