@@ -69,10 +69,9 @@ class TuningSession:
     def run(self, tasks: Sequence[TuningTask], report: Report) -> list[ShapeEntry]:
         """All tasks in order. Raises SettingsError for a file that cannot be read or written, and
         KernelTuningError from a measurement."""
-        for path in {self.path_of(task) for task in tasks}:
-            existing = load_configurations(path)
-            if existing is not None:
-                save_configurations(path, existing)  # before minutes of work: can it be written?
+        for task in {self.path_of(task): task for task in tasks}.values():
+            # Before minutes of work: can it be read and written?
+            save_configurations(self.path_of(task), self._document(task))
         return [self._run(task, report) for task in tasks]
 
     def path_of(self, task: TuningTask) -> Path:
