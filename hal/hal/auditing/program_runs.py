@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import pkgutil
 import runpy
 import sys
 import threading
@@ -18,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Final
 
 from hal.auditing.observer_frames import BOUNDARY
-from hal.errors import UsageError
+from hal.auditing.program_checks import ARCHIVE_MAGIC
 
 INTERRUPTED: Final = 130
 # Imported before any program begins, by Python itself or by `site`.
@@ -52,22 +53,6 @@ class ProgramEnd:
 
     exit_code: int
     error: BaseException | None = None
-
-
-def check_program(program: Program) -> None:
-    """Refuses what is not there before anything is put on.
-
-    Raises:
-        UsageError: no such file.
-    """
-    if program.module or os.path.exists(program.path):
-        return
-    raise UsageError(
-        "hal audit run",
-        "a script, or -m and a module",
-        f"no file {program.path!r}",
-        "correct the path; options of `hal audit run` come before it, the program's after it",
-    )
 
 
 def shadowed_modules(program: Program) -> list[str]:
@@ -127,14 +112,17 @@ _RUN: Final = _run_audited_program
 
 def _is_archive(path: str) -> bool:
     with open(path, "rb") as file:
-        return file.read(4) == b"PK\x03\x04"
+        return file.read(4) == ARCHIVE_MAGIC
 
 
 def _run_script(path: str) -> None:
     """In a module that stays `__main__`: what runs at exit still finds it."""
     path = os.path.abspath(path)  # as Python itself names it in `__file__` and tracebacks
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = pkgutil.read_code(file)  # of a .pyc
+    if code is None:
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec")
     main = ModuleType("__main__")
     loader = SourceFileLoader("__main__", path)
     main.__dict__.update(

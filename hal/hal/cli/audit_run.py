@@ -23,10 +23,10 @@ from hal.auditing.gate import (
     finish_audit,
     parse_fail_on,
 )
+from hal.auditing.program_checks import check_program
 from hal.auditing.program_runs import (
     Program,
     ProgramEnd,
-    check_program,
     run_as_main,
     shadowed_modules,
 )
