@@ -16,6 +16,7 @@ from pathlib import Path
 
 import audit_rules
 import capability
+import kernel_matrix
 import pictures
 import sources
 import support
@@ -33,6 +34,7 @@ DOCUMENTS = (
     "docs/serving.md",
     "docs/plan.md",
     "docs/devices.md",
+    "docs/kernels.md",
     "docs/audit-rules.md",
 )
 # Files that are generated as a whole.
@@ -67,6 +69,10 @@ MAKERS: dict[str, Maker] = {
     "example": sources.example,
     "opencl": sources.opencl,
     "text": sources.whole_file,
+    "kernel-matrix": lambda _: kernel_matrix.matrix(),
+    "kernel-reasons": lambda _: kernel_matrix.reasons(),
+    "kernel-limits": lambda _: kernel_matrix.limits(),
+    "kernel-tunable": lambda _: kernel_matrix.tunable(),
     "audit-gates": lambda _: audit_rules.gates(),
     "audit-rules": lambda _: audit_rules.rules(),
     "db-devices": lambda _: capability.devices(),

@@ -3,7 +3,7 @@ its reason here, as data (`explanations.json`), each with what the reason rests 
 
 cause: "instruction set" (it lacks the matrix instruction, so the compiler widens the operands
 without a word, or refuses the type), "compiler" (Triton does not emit what the instruction set
-has), "spills" (the tiles need more registers than there are).
+has), "registers" (the tiles need more of them than there are).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Explanation(BaseModel):
     dtypes: list[str] = ["*"]
     configs: list[Pattern] = ["*"]
     tier: EvidenceTier
-    cause: Literal["instruction set", "compiler", "spills"]
+    cause: Literal["instruction set", "compiler", "registers"]
     text: Annotated[str, Field(min_length=20, max_length=400)]
     source: Annotated[str, Field(min_length=10, max_length=200)]
 
@@ -75,4 +75,4 @@ def explain(kernel: str, found: Evidence) -> str | None:
     known = find_explanation(kernel, found)
     if known is None:
         return f"{found.tier}: nobody has explained it"
-    return f"{found.tier}, by the {known.cause}: {known.text} ({known.source})"
+    return f"{found.tier} ({known.cause}): {known.text} ({known.source})"
