@@ -61,6 +61,7 @@ class LimitsMiddleware:
                     code="headers_too_large",
                 )
             )
+        _check_framing(scope)
 
     async def _call_with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         held = _HeldBytes(self._state)
@@ -131,6 +132,20 @@ class _HeldBytes:
     def release(self) -> None:
         self._state.body_bytes_held -= self._held
         self._held = 0
+
+
+def _check_framing(scope: Scope) -> None:
+    """Two lengths of one body: a proxy in front may go by the other one, and what it takes for
+    the body would be the next request here (request smuggling,
+    https://www.rfc-editor.org/rfc/rfc9112#section-6.1)."""
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        raise _closing(
+            ApiError(
+                400,
+                "The request has both Content-Length and Transfer-Encoding; send one of them.",
+                code="invalid_http",
+            )
+        )
 
 
 def _check_content_type(scope: Scope) -> None:

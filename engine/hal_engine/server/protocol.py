@@ -16,7 +16,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from hal.suggestions import nearest_name
@@ -26,6 +33,27 @@ from hal_engine.server.json_body import json_type_name
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 
+ItemT = TypeVar("ItemT")
+
+
+def _first_wrong_entry(*kinds: type) -> BeforeValidator:
+    """For objects of values of `kinds`: of those with another value, the first one only is kept."""
+
+    def shorten(value: Any) -> Any:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                if type(item) not in kinds:
+                    return {key: item}
+        return value
+
+    return BeforeValidator(shorten)
+
+
+# pydantic makes an error of about a kilobyte of each wrong item. A body of the largest size holds
+# a million of them, and only the first is told: so no list, object or model collects more.
+FailFastList = Annotated[list[ItemT], Field(fail_fast=True)]
+NumberByKey = Annotated[dict[str, float], _first_wrong_entry(int, float)]
+TextByKey = Annotated[dict[str, str], _first_wrong_entry(str)]
 ShortText = Annotated[str, Field(max_length=1024)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -34,6 +62,15 @@ class StrictModel(BaseModel):
     """No coercion (true is no integer, "2" no number), no NaN, no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_first_unknown(cls: type[BaseModel], document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        surplus = set([key for key in document if key not in known][1:])
+        return {key: value for key, value in document.items() if key not in surplus}
 
 
 class StreamOptions(StrictModel):
@@ -67,7 +104,7 @@ class SamplingFields(StrictModel):
     seed: int | None = Field(None, ge=-INT64_MAX - 1, le=INT64_MAX)
     max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     stop: Any = None  # a string or a list of strings, see parameters.py
-    logit_bias: dict[str, float] | None = None
+    logit_bias: NumberByKey | None = None
     response_format: ResponseFormat | None = None
     # Extensions
     top_k: int | None = Field(None, ge=-1, le=INT32_MAX)  # 0 and −1 are off
@@ -75,12 +112,12 @@ class SamplingFields(StrictModel):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: FailFastList[int] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: FailFastList[str] | None = None
     # Accepted without effect
     user: ShortText | None = None
-    metadata: dict[str, str] | None = None
+    metadata: TextByKey | None = None
     store: bool | None = None
     service_tier: ShortText | None = None
     safety_identifier: ShortText | None = None
@@ -104,12 +141,12 @@ class ChatMessage(StrictModel):
 
 
 class ChatRequest(SamplingFields):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: FailFastList[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=INT32_MAX)
     parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
+    modalities: FailFastList[str] | None = None
     # Refused when set
     tools: list[Any] | None = None
     tool_choice: Any = None

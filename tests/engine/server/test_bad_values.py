@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 MODEL = "fake/model"
 
@@ -236,6 +237,50 @@ def test_every_field_is_in_the_matrix() -> None:
     }
     for model, tested in fields.values():
         assert set(model.model_fields) <= set(tested)
+
+
+MANY = 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "param"),
+    [
+        ("/v1/completions", {"stop_token_ids": ["x"] * MANY}, "stop_token_ids[0]"),
+        ("/v1/completions", {"guided_choice": ["x", *[0] * MANY]}, "guided_choice[1]"),
+        ("/v1/completions", {"logit_bias": {str(i): "x" for i in range(MANY)}}, "logit_bias.0"),
+        ("/v1/completions", {"metadata": {str(i): i for i in range(MANY)}}, "metadata.0"),
+        ("/v1/completions", {f"x{i}": i for i in range(MANY)}, "x0"),
+        ("/v1/chat/completions", {"modalities": [1] * MANY}, "modalities[0]"),
+        ("/v1/chat/completions", {"messages": [0] * MANY}, "messages[0]"),
+        ("/v1/chat/completions", {"messages": [{}] * MANY}, "messages[0].role"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", **{f"x{i}": 0 for i in range(MANY)}}] * MANY},
+            "messages[0].x0",
+        ),
+        ("/v1/chat/completions", {"stream_options": dict.fromkeys("abc", 1)}, "stream_options.a"),
+        ("/v1/embeddings", dict.fromkeys("abcdefgh", 1), "a"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else str(value),
+)
+def test_one_error_is_made_however_much_is_wrong(
+    path: str, changes: dict[str, Any], param: str
+) -> None:
+    """Each takes a kilobyte: a body of 4 MiB with a million of them took gigabytes and minutes."""
+    from hal_engine.server import protocol
+    from hal_engine.server.errors import ApiError
+
+    model: Any = {
+        "/v1/chat/completions": protocol.ChatRequest,
+        "/v1/completions": protocol.CompletionRequest,
+        "/v1/embeddings": protocol.EmbeddingRequest,
+    }[path]
+    with pytest.raises(ApiError) as caught:
+        protocol.validate_request(model, {**BASES[path], **changes})
+    assert caught.value.param == param
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() == 1
 
 
 @pytest.mark.parametrize(

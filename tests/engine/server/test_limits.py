@@ -154,6 +154,7 @@ def test_keep_alive_outlives_the_head_deadline(start_server: Any) -> None:
         (_head("/v1/completions", "content-length: 5", "content-length: 6"), 400),
         (_head("/v1/completions", "content-length: -5"), 400),
         (_head("/v1/completions", "transfer-encoding: gzip"), 501),
+        (_head("/nowhere", "content-length: 3", "transfer-encoding: chunked") + b"0\r\n\r\n", 400),
         (_head("/v1/completions", "transfer-encoding: chunked") + b"zz\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # TLS to a plain port
     ],
@@ -167,6 +168,7 @@ def test_keep_alive_outlives_the_head_deadline(start_server: Any) -> None:
         "two-lengths",
         "negative-length",
         "transfer-encoding",
+        "length-and-chunks",
         "bad-chunk",
         "tls",
     ],
