@@ -25,6 +25,8 @@ from hal_engine.tokenizer_gguf import tokenizer_of_metadata
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"  # sentencepiece's visible space
+# Below this an encoding takes well under 10 ms, which is not worth another thread's work.
+_RELEASING_FROM_CHARS = 2048
 _TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -166,8 +168,7 @@ class TextTokenizer:
         """
         _check_text(text)
         encoder = self._encoder if parse_special else self._plain
-        ids: list[int] = encoder.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return _ids(encoder, text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `token_ids`; ids that no token has are left out, broken UTF-8 becomes U+FFFD."""
@@ -236,11 +237,24 @@ class TextTokenizer:
             return []
         text = hidden.restore(piece)
         if is_first:
-            first: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-            return first
+            return _ids(self._plain, text, False)
         # Some tokenizers treat the very start of a text in their own way; the anchor stands there.
-        ids: list[int] = self._plain.encode(self._anchor + text, add_special_tokens=False).ids
-        return ids[1:]
+        return _ids(self._plain, self._anchor + text, False)[1:]
+
+
+def _ids(encoder: Encoder, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`. Other threads run meanwhile if it is long.
+
+    The library's `encode` holds the interpreter's lock to its end, which is seconds for a megabyte;
+    its batches do not.
+    """
+    ids: list[int]
+    if len(text) < _RELEASING_FROM_CHARS:
+        ids = encoder.encode(text, add_special_tokens=add_special_tokens).ids
+    else:
+        (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = encoding.ids
+    return ids
 
 
 def _plain_encoder(serialized: str) -> tuple[Encoder, str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import threading
+import time
 import unicodedata
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,43 @@ def test_special_tokens_parse_only_where_asked(tokenizer: TextTokenizer) -> None
     assert tokenizer.decode(plain, skip_special_tokens=True) == text
     assert tokenizer.decode(parsed, skip_special_tokens=True) == "ab system "
     assert tokenizer.token_bytes(2) == b"<|im_end|>"
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_long_texts_give_the_tokens_of_the_whole(
+    tokenizer: TextTokenizer, smollm2_gguf: Path, add_special_tokens: bool, parse_special: bool
+) -> None:
+    text = " ".join(varied_texts(300, 5)) + "<|im_end|>" + "x" * 3000
+    theirs = tokenizer_of_metadata(smollm2_gguf, read_gguf_header(smollm2_gguf).metadata)
+    theirs.encode_special_tokens = not parse_special
+    found = tokenizer.encode(
+        text, add_special_tokens=add_special_tokens, parse_special=parse_special
+    )
+    assert found == theirs.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: TextTokenizer) -> None:
+    """A stranger's text of megabytes must not hold up every stream of a server."""
+    awake, is_over = [time.monotonic()], threading.Event()
+
+    def note_times() -> None:
+        while not is_over.wait(0.001):
+            awake.append(time.monotonic())
+
+    other = threading.Thread(target=note_times)
+    other.start()
+    try:
+        begin = time.monotonic()
+        ids = tokenizer.encode("7" * 200_000, add_special_tokens=False, parse_special=False)
+        end = time.monotonic()
+    finally:
+        is_over.set()
+        other.join()
+    assert len(ids) == 200_000
+    times = [begin, *(moment for moment in awake if begin < moment < end), end]
+    longest = max(later - earlier for earlier, later in pairwise(times))
+    assert longest < 0.7 * (end - begin), "it kept the interpreter's lock"
 
 
 def test_a_lone_surrogate_is_a_clear_error(tokenizer: TextTokenizer) -> None:

@@ -11,8 +11,9 @@ from hal_engine.api import Tokenizer
 from hal_engine.server.errors import ApiError, invalid
 from hal_engine.server.json_body import json_type_name
 
-# Shorter texts are encoded at once; longer ones in a thread, so that other streams go on.
-_THREAD_FROM_LENGTH = 8192
+# Shorter texts are encoded at once; longer ones in a thread, so that other streams go on. From the
+# same length on the tokenizer lets go of the interpreter's lock.
+_THREAD_FROM_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True)
