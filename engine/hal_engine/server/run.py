@@ -44,8 +44,8 @@ def run_server(
     """Serves until a signal ends it; returns the process's exit status.
 
     `listener` is a bound socket (see `bind_listener`, to claim the port before the model loads).
-    `announce` gets one line with the URL when the server is ready; by default it is written to
-    stdout. Raises ServerStartError and SettingsError.
+    `announce` gets one line with the URL when the server is ready, or when it is clear that it will
+    not be; by default it is written to stdout. Raises ServerStartError and SettingsError.
     """
     if not logging.getLogger().hasHandlers():
         logging.basicConfig(
@@ -139,18 +139,31 @@ class DrainingServer(uvicorn.Server):
         self._signals.on_abort = self._stop_waiting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens, and says so once a forward pass has worked."""
+        """Listens, and says `ready` once a forward pass has worked, however long that takes."""
         await super().startup(sockets)
-        try:
-            await self._state.engine.check_ready(self._state.config.ready_deadline_s)
-        except (EngineDeadError, TimeoutError) as error:
-            # It serves /health and answers 503; whoever watches /ready sees it recover or not.
-            logger.error("the engine is not ready: %s", error or type(error).__name__)
+        is_ready = await self._has_run_a_forward()
         reasons = self._state.engine.degraded_reasons()
         for reason in reasons:
             logger.warning("degraded: %s", reason)
-        state = "degraded" if reasons else "ready"
+        state = "not ready" if not is_ready else "degraded" if reasons else "ready"
         self._announce(f"{state}: serving {self._state.engine.model_id} at {self._url}")
+
+    async def _has_run_a_forward(self) -> bool:
+        """Waits for a forward pass; False once the engine is dead or a signal has come.
+
+        Meanwhile /health answers 200 and /ready 503, as they do when it is dead.
+        """
+        while True:
+            try:
+                await self._state.engine.check_ready(self._state.config.ready_deadline_s)
+                return True
+            except EngineDeadError as error:
+                logger.error("the engine is not ready: %s", error)
+                return False
+            except TimeoutError as error:
+                logger.warning("the engine is not ready yet: %s", error or "no forward in time")
+                if self._signals.has_come or self.should_exit:
+                    return False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import re
@@ -23,9 +25,15 @@ from pydantic import ValidationError
 
 from hal.errors import SettingsError
 from hal_engine.api import EngineDeadError
+from hal_engine.server.app import create_app
 from hal_engine.server.auth import resolve_api_key
 from hal_engine.server.config import ServerConfig
-from hal_engine.server.run import ServerStartError, bind_listener, check_exposure
+from hal_engine.server.run import (
+    DrainingServer,
+    ServerStartError,
+    bind_listener,
+    check_exposure,
+)
 
 BODY = {"model": "fake/model", "prompt": "hi", "max_tokens": 5}
 KEY = "a-very-secret-key"
@@ -58,6 +66,40 @@ def test_ready(start_server: Any) -> None:
         assert dead.status_code == 503
         assert "/secret" not in dead.text
         assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("failures", "line"),
+    [([TimeoutError(), TimeoutError("busy")], "ready"), ([EngineDeadError("gone")], "not ready")],
+    ids=["slow", "dead"],
+)
+def test_ready_is_said_when_a_forward_has_worked(
+    fake: Any, failures: list[Exception], line: str
+) -> None:
+    """Not before, however often the first one is late; and never by an engine that is dead."""
+    engine = fake.FakeEngine()
+    left, said = list(failures), []
+
+    async def check_ready(deadline_s: float) -> None:
+        assert not said
+        if left:
+            raise left.pop(0)
+
+    engine.check_ready = check_ready
+    config = ServerConfig(port=0)
+    with contextlib.closing(bind_listener(config)) as listener:
+        port = listener.getsockname()[1]
+        server = DrainingServer(create_app(engine, config), config, listener, said.append)
+
+        async def start_and_end() -> None:
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            await server.startup([listener])
+            await server.shutdown([listener])
+
+        asyncio.run(start_and_end())
+    assert not left
+    assert said == [f"{line}: serving fake/model at http://127.0.0.1:{port}"]
 
 
 def test_ready_runs_one_forward_for_many_probes(start_server: Any) -> None:
@@ -232,6 +274,27 @@ def test_api_key(keyed: Any, assert_api_error: Any, caplog: pytest.LogCaptureFix
         right = {"authorization": f"bearer {KEY}"}
         assert http.post("/v1/completions", json=BODY, headers=right).status_code == 200
     assert KEY not in caplog.text
+
+
+def test_the_key_is_compared_in_constant_time(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the function made for it, which sees values of one length, whatever a client sends."""
+    compared: list[tuple[bytes, bytes]] = []
+    in_constant_time = hmac.compare_digest
+
+    def compare(presented: bytes, wanted: bytes) -> bool:
+        compared.append((presented, wanted))
+        return in_constant_time(presented, wanted)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    statuses = []
+    with keyed.http() as http:
+        for key in (KEY, KEY[:-1], KEY + "x", "x", KEY[1:], "x" * 4000):
+            headers = {"authorization": f"Bearer {key}"}
+            statuses.append(http.get("/v1/models", headers=headers).status_code)
+    assert statuses == [200, *[401] * 5]
+    assert {len(value) for pair in compared for value in pair} == {32}
+    assert len(compared) == 6
+    assert not any(KEY.encode() in value for pair in compared for value in pair)
 
 
 def test_open_metrics_and_readiness(start_server: Any) -> None:
