@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import importlib.metadata
+import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -14,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from document_blocks import ROOT
+from wheel_environment import create_environment
 
+CHECK = Path(__file__).parent / "check_installed_wheel.py"
 FOLDERS = {
     "hal": "hal",
     "backends": "hal_backends",
@@ -68,3 +73,19 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     points.read_string(wheel.read(f"{info}/entry_points.txt").decode("utf-8"))
     assert dict(points["hal.backends"]) == project["entry-points"]["hal.backends"]
     assert dict(points["console_scripts"]) == project["scripts"]
+
+
+def test_the_check_of_an_installed_wheel_knows_every_entry_point() -> None:
+    """`tox -e wheel` runs it with nothing of the checkout; here at least its list is current."""
+    check = runpy.run_path(str(CHECK))
+    check["check_entry_points"](importlib.metadata.distribution("halstack"))
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    assert "python -I {tox_root}{/}tests{/}packaging{/}check_installed_wheel.py" in tox
+
+
+@pytest.mark.long
+def test_the_installed_wheel_is_complete(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    environment = create_environment(tmp_path / "environment", [Path(str(wheel.filename))])
+    done = environment.run(environment.python, "-I", CHECK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search("^the installed wheel is complete$", done.stdout, re.MULTILINE)
