@@ -13,7 +13,14 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_kernels import _mla_attention_kernel
-from hal_kernels.mla_attention.triton_variants import SPLIT_KEYS, chunks, tiles
+from hal_kernels.mla_attention.triton_variants import (
+    SPLIT_KEYS,
+    chunks,
+    is_wide,
+    tiles,
+    wide_tiles,
+)
+from hal_kernels.mla_attention.wide_kernels import _mla_attention_wide_kernel
 
 _SCALE_START, _TAIL_START, _ROW_BYTES = 512, 528, 656  # of a row of fp8_656
 
@@ -25,7 +32,10 @@ def bind(
 
     Rows of q that belong to no sequence keep whatever was in the memory of the result.
     """
-    options = tiles(target_of(device), request.kv_format)
+    if is_wide(device.arch, request.num_heads, request.rope_dim):
+        attend, options = _mla_attention_wide_kernel, wide_tiles(request.kv_format)
+    else:
+        attend, options = _mla_attention_kernel, tiles(target_of(device), request.kv_format)
     constants = {
         "HEADS": request.num_heads,
         "RANK": request.kv_lora_rank,
@@ -63,7 +73,7 @@ def bind(
         peak, total = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
         lists = meta.seq_lens.view(1, -1) if indices is None else indices
         views, places = _layout(request, kv_cache)
-        _mla_attention_kernel[grid](
+        attend[grid](
             q, *views, lists, part, peak, total,
             meta.query_start_loc, meta.seq_lens, meta.block_table,
             scale, splits, q.stride(0), lists.stride(0), meta.block_table.stride(0), *places,

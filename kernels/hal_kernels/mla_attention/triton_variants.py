@@ -46,8 +46,26 @@ def tiles(target: Target, kv_format: str) -> dict[str, Any]:
     }
 
 
-def _variant(target: Target, kv_format: str, phase: str, *, top_k: int) -> KernelVariant:
-    options = tiles(target, kv_format)
+def is_wide(arch: str, heads: int, rope_dim: int) -> bool:
+    """Whether 64 heads share a program: 64 rows are what Hopper's wgmma multiplies, and a tile of
+    fewer leaves it for mma.sync."""
+    return arch == "sm_90" and heads % 64 == 0 and rope_dim > 0
+
+
+def wide_tiles(kv_format: str) -> dict[str, Any]:
+    """Tile sizes and launch options of a program of 64 heads. Shared memory holds the query and two
+    tiles of keys; packed ones pass through registers a few columns at a time."""
+    is_packed = kv_format != "bf16"
+    return {
+        "BLOCK_H": 64,
+        "CHUNK": 64 if is_packed else 256,
+        "BLOCK_N": 64,
+        "num_warps": 8,
+        "num_stages": 2,
+    }
+
+
+def _variant(kv_format: str, phase: str, options: dict[str, Any], *, top_k: int) -> KernelVariant:
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     is_packed, is_whole = kv_format == "fp8_656", phase == "prefill"
     integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr", "indices_TK_ptr")
@@ -95,11 +113,26 @@ def _variant(target: Target, kv_format: str, phase: str, *, top_k: int) -> Kerne
     )
 
 
+_FORMS = tuple(
+    (kv_format, phase, top_k)
+    for kv_format in ("bf16", "fp8_656")
+    for phase, top_k in (("decode", 2048), ("decode", 0), ("prefill", 2048), ("prefill", 0))
+)
+
+
 def _variants(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(target, kv_format, phase, top_k=top_k)
-        for kv_format in ("bf16", "fp8_656")
-        for phase, top_k in (("decode", 2048), ("decode", 0), ("prefill", 2048), ("prefill", 0))
+        _variant(kv_format, phase, tiles(target, kv_format), top_k=top_k)
+        for kv_format, phase, top_k in _FORMS
+    )
+
+
+def _wide(target: Target) -> Sequence[KernelVariant]:
+    if not is_wide(target.arch, 64, 64):
+        return ()
+    return tuple(
+        _variant(kv_format, phase, wide_tiles(kv_format), top_k=top_k)
+        for kv_format, phase, top_k in _FORMS
     )
 
 
@@ -130,6 +163,11 @@ KERNELS = (
         name="mla_attention.paged", op="mla_attention", module=_MODULE,
         function="_mla_attention_kernel", variants=_variants, uses_matrix_unit=True,
         sources=(SHARED_ROWS, PACKED_ROWS),
+    ),
+    TritonKernel(
+        name="mla_attention.wide", op="mla_attention",
+        module="hal_kernels.mla_attention.wide_kernels", function="_mla_attention_wide_kernel",
+        variants=_wide, uses_matrix_unit=True, sources=(_MODULE, SHARED_ROWS, PACKED_ROWS),
     ),
     TritonKernel(
         name="mla_attention.merge", op="mla_attention", module=SHARED_ROWS,

@@ -15,12 +15,17 @@ from sparse_cases import index_lists, metadata, paged_rows
 
 # Heads, latent and rotary values of a row, rows of a page.
 SHAPES = {"small": (5, 32, 16, 16), "no-rope": (17, 24, 0, 16), "v3": (3, 512, 64, 64)}
+WIDE = {
+    "wide": (64, 512, 64, 64),
+    "wide-48": (64, 48, 16, 16),
+    "wide-of-two": (128, 24, 16, 16),
+}  # 64 heads a program
 # Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
 TOLERANCE = 2.0**-7
 
 
 def request_of(shape: str, phase: str, **fields: Any) -> MlaAttentionRequest:
-    heads, rank, rope, block_size = SHAPES[shape]
+    heads, rank, rope, block_size = (SHAPES | WIDE)[shape]
     defaults: dict[str, Any] = {
         "phase": phase,
         "num_heads": heads,
@@ -63,6 +68,21 @@ def test_decode_and_prefill(shape: str, kv_format: str, top_k: int) -> None:
     fields = {"kv_format": kv_format, "top_k": top_k}
     check(request_of(shape, "decode", **fields), [(1, 1), (67, 1), (200, 1)])
     check(request_of(shape, "prefill", **fields), [(5, 5), (70, 2), (4, 0), (1, 1)])
+
+
+@pytest.mark.parametrize("top_k", [0, 64, 96])
+@pytest.mark.parametrize(
+    ("shape", "kv_format"), [("wide", "bf16"), ("wide", "fp8_656"), ("wide-48", "bf16")]
+)
+def test_programs_of_64_heads(shape: str, kv_format: str, top_k: int) -> None:
+    fields = {"kv_format": kv_format, "top_k": top_k}
+    check(request_of(shape, "decode", **fields), [(1, 1), (67, 1)])
+    check(request_of(shape, "prefill", **fields), [(70, 2), (4, 0)])
+
+
+def test_programs_of_64_heads_in_more_than_one_split() -> None:
+    check(request_of("wide-of-two", "decode"), [(530, 1), (3, 1)])
+    check(request_of("wide-of-two", "decode", top_k=576), [(550, 1)])
 
 
 def test_more_than_one_split() -> None:
