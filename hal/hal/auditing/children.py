@@ -32,6 +32,8 @@ _STARTUP: Final = str(Path(__file__).parent / "child_startup")
 _WAIT_S: Final = 2.0
 _POLL_S: Final = 0.02
 _MAX_TRACE_BYTES: Final = 256 << 20
+_MAX_REASONS: Final = 3
+_MAX_NOTE: Final = 300
 _IS_PID: Final = re.compile(r"[0-9]{1,9}")
 
 _exit_now = os._exit
@@ -128,12 +130,16 @@ class Children:
         notes = []
         missing = self._wait()
         unread = 0
+        reasons: list[str] = []
         for file in sorted(Path(self._folder).glob("*.json")):
             try:
                 # A program may leave anything here: what is no trace must not cost the report.
                 other, extra = trace_from_json(read_regular_text(file, _MAX_TRACE_BYTES))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+            except (ValueError, OSError, RecursionError) as error:
                 unread += 1
+                reasons.append(
+                    f"the trace of child process {file.stem} is none: {error}"[:_MAX_NOTE]
+                )
                 continue
             merge_traces(trace, other)
             notes += [str(note) for note in extra.get("notes", ())]
@@ -144,6 +150,7 @@ class Children:
             )
         if unread:
             notes.append(f"{unread} traces of child processes could not be read")
+            notes += reasons[:_MAX_REASONS]
         shutil.rmtree(self._folder, ignore_errors=True)
         return list(dict.fromkeys(notes))
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from hal.auditing.document import Location
 from hal.auditing.observer_frames import FrameReader
+from hal.auditing.own_frames import caller, is_ours, named_frame, warn_at
 from hal.auditing.trace import Message
 
 _MAX_MESSAGES: Final = 500
@@ -65,6 +66,16 @@ class MessageWatch:
             self._handle = None
 
     def _warned(self, message: Any) -> None:
+        if is_ours(str(message.filename)):
+            ours = named_frame(sys._getframe(1), str(message.filename), int(message.lineno or 0))
+            program = caller(ours)
+            if program is not None and not getattr(self._local, "is_moving", False):
+                self._local.is_moving = True
+                try:
+                    warn_at(program, message, ours)  # comes back here with its own place
+                finally:
+                    self._local.is_moving = False
+                return
         place = self._frames.location_of_line(str(message.filename), int(message.lineno or 0))
         self._note(str(message.message), message.category.__name__, place)
         self._show(message)

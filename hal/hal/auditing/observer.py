@@ -70,6 +70,7 @@ class Observer:
 
     def forget(self) -> None:
         """After a fork: what was counted until now is the parent's."""
+        self.storages.forget_lock()
         self.threads.clear()
         self.errors.clear()
         self.troubles.clear()

@@ -92,6 +92,10 @@ class Storages:
         release: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
         release(facts.reference)
 
+    def forget_lock(self) -> None:
+        """After a fork: the thread that may have held it is the parent's."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Gives all weak references back."""
         with self._lock:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hal.auditing.observer import Observer
+from hal.auditing.own_frames import without_ours
 
 
 class ScriptWatch:
@@ -40,6 +41,9 @@ class ScriptWatch:
             sums.script_depth += 1
             try:
                 return original(script, *args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error.__traceback__)
+                raise
             finally:
                 sums.script_depth -= 1
 

@@ -53,6 +53,7 @@ class Session:
             {
                 "torch": self._torch_arrived,
                 "torch._dynamo.eval_frame": self._dynamo_arrived,
+                "torch._dynamo": self._compiler_complete,
                 "torch._inductor.codecache": self._code_generator_arrived,
             },
             self._import_failed,
@@ -122,6 +123,7 @@ class Session:
 
     def forget(self) -> None:
         """After a fork: what the parent did is the parent's."""
+        self._lock = threading.RLock()
         self._refusal_mark = mark_refusals()
         self._begin_s = perf_counter()
         self.messages.forget()
@@ -149,6 +151,10 @@ class Session:
     def _dynamo_arrived(self) -> None:
         if self._torch is not None:
             self._torch.dynamo_arrived()
+
+    def _compiler_complete(self) -> None:
+        if self._torch is not None:
+            self._torch.compiler_complete()
 
     def _code_generator_arrived(self) -> None:
         if self._torch is not None:

@@ -57,10 +57,14 @@ class TorchSide:
         self.observe_thread()
 
     def dynamo_arrived(self) -> None:
-        """The compiler has been imported."""
+        """The part of the compiler that stands at its door has been imported."""
         self._places.restore()
         self._door.install_in_dynamo()
         self._compile.begin()
+
+    def compiler_complete(self) -> None:
+        """All of the compiler has been imported."""
+        self._places.install()
 
     def code_generator_arrived(self) -> None:
         """What loads the compiler's kernels has been imported."""
@@ -93,6 +97,8 @@ class TorchSide:
 
     def forget(self) -> None:
         """After a fork: begins to count anew."""
+        self._module_lock = threading.Lock()
+        self._door.forget_lock()
         self.observer.forget()
         self._steps.forget()
         self._compile.begin()

@@ -1,8 +1,7 @@
 """Where a program sets a setting of torch: the line that made it differ from torch's default.
 
 Torch's setters are wrapped while an audit runs. The compiler knows them by their identity, so it
-gets to know torch's own before they are wrapped; where it is imported later they are unwrapped
-first, and a place is then the first call under the setting.
+gets to know torch's own before they are wrapped, and while it is imported they are unwrapped.
 """
 
 from __future__ import annotations
@@ -59,6 +58,8 @@ class SettingPlaces:
 
     def install(self) -> None:
         """From here on the lines that set something are noted."""
+        if self._undo:
+            return
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and hasattr(rules, "get_torch_obj_rule_map"):
             rules.get_torch_obj_rule_map()

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import torch
 
+from hal.auditing.own_frames import without_ours
+
 LIGHT_SHARE: Final = 0.02
 """What observing may add to the running time in light mode."""
 _FIRST_CYCLES: Final = 2
@@ -93,7 +95,8 @@ class StepWatch:
         self._begin(module, None)  # the call that is running
 
     def forget(self) -> None:
-        """After a fork: counts anew."""
+        """After a fork: counts anew, with a lock that no thread of the parent holds."""
+        self._lock = threading.Lock()
         self.num_calls.clear()
         self.num_cycles = self.num_observed = 0
 
@@ -112,7 +115,11 @@ class StepWatch:
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(local, "is_inside", False):
-                return original(module, *args, **kwargs)
+                try:
+                    return original(module, *args, **kwargs)
+                except BaseException as error:
+                    error.__traceback__ = without_ours(error.__traceback__)
+                    raise
             local.is_inside = True
             # Called within a compiled function, nothing that happens here is dynamo's to compile.
             callback = _set_eval_frame(None)
@@ -122,6 +129,9 @@ class StepWatch:
                 _set_eval_frame(callback)
             try:
                 return original(module, *args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error.__traceback__)
+                raise
             finally:
                 local.is_inside = False
 

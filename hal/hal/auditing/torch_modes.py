@@ -24,6 +24,7 @@ from hal.auditing.observer import Observer
 from hal.auditing.observer_facts import PLAIN_TENSORS
 from hal.auditing.observer_ops import OpInfo
 from hal.auditing.observer_sums import FunctionFrame, ThreadSums
+from hal.auditing.own_frames import without_ours
 
 _C: Final = torch._C
 _redispatch: Final = getattr(torch.overrides, "redispatch_function", None)
@@ -57,29 +58,27 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         observer = self._observer
-        if not observer.is_active:
-            return func(*args, **kwargs)
-        if types and not PLAIN_TENSORS.issuperset(types):
-            return _with_subclass(func, types, args, kwargs)
-        sums = observer.sums()
-        if sums.is_busy:
-            return func(*args, **kwargs)
-        entry_ns = perf_counter_ns()
-        had_functions = _take_off(self._functions)
-        if not sums.is_inside_dynamo:
+        try:
+            if not observer.is_active:
+                return func(*args, **kwargs)
+            if types and not PLAIN_TENSORS.issuperset(types):
+                return _with_subclass(func, types, args, kwargs)
+            sums = observer.sums()
+            if sums.is_busy:
+                return func(*args, **kwargs)
+            entry_ns = perf_counter_ns()
+            had_functions = _take_off(self._functions)
+            callback = _set_eval_frame(None) if sums.is_inside_dynamo else None
             try:
                 return self._observe(sums, func, args, kwargs, entry_ns)
             finally:
+                if callback is not None:
+                    _set_eval_frame(callback)
                 if had_functions:
                     _C._push_on_torch_function_stack(self._functions)
-        callback = _set_eval_frame(None)
-        try:
-            return self._observe(sums, func, args, kwargs, entry_ns)
-        finally:
-            if callback is not None:
-                _set_eval_frame(callback)
-            if had_functions:
-                _C._push_on_torch_function_stack(self._functions)
+        except BaseException as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            raise  # without another entry for this frame
 
     def _observe(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any, entry_ns: int) -> Any:
         observer = self._observer
@@ -151,11 +150,19 @@ class ObservedFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         observer = self._observer
-        if not observer.is_active or not observer.calls.reader.name(func):
-            return func(*args, **kwargs)
-        sums = observer.sums()
-        if sums.is_busy:
-            return func(*args, **kwargs)
+        try:
+            if not observer.is_active or not observer.calls.reader.name(func):
+                return func(*args, **kwargs)
+            sums = observer.sums()
+            if sums.is_busy:
+                return func(*args, **kwargs)
+            return self._observe(sums, func, types, args, kwargs)
+        except BaseException as error:
+            error.__traceback__ = without_ours(error.__traceback__)
+            raise  # without another entry for this frame
+
+    def _observe(self, sums: ThreadSums, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        observer = self._observer
         running = observer.calls.enter(sums, func, args, kwargs)
         overhead_ns = sums.overhead_ns
         start_ns = perf_counter_ns()
@@ -166,7 +173,7 @@ class ObservedFunctions(TorchFunctionMode):
                 result = func(*args, **kwargs)
         except BaseException as error:
             sums.frames.pop()
-            observer.note_error(error, observer.calls.reader.name(func), sys._getframe(1))
+            observer.note_error(error, observer.calls.reader.name(func), sys._getframe(2))
             raise
         end_ns = perf_counter_ns()
         total_ns = end_ns - start_ns - (sums.overhead_ns - overhead_ns)
@@ -176,7 +183,7 @@ class ObservedFunctions(TorchFunctionMode):
             entry.time_ns += max(total_ns, 0)
             sums.frames.pop()
         else:
-            self._leave(sums, running, max(total_ns, 0), result, sys._getframe(1))
+            self._leave(sums, running, max(total_ns, 0), result, sys._getframe(2))
         sums.overhead_ns += perf_counter_ns() - end_ns
         return result
 

@@ -68,6 +68,10 @@ class CompilerDoor:
                 setattr(module, name, self._watching(original))
         self._requests.install(module)
 
+    def forget_lock(self) -> None:
+        """After a fork: the thread that may have held it is the parent's."""
+        self._lock = threading.Lock()
+
     def restore(self) -> None:
         """Everything as it was."""
         torch.overrides.has_torch_function = self._answer

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, Field
 
 from hal.auditing.document import Location, Machine, Refusal, Variable
 
@@ -27,6 +29,10 @@ OpClass = Literal[
     "other",
 ]
 Region = Literal["eager", "compiled", "script"]
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_STRICT: Final = ConfigDict(extra="forbid", strict=True)
+"""For traces of other processes: no key and no type but those that stand here."""
 
 SETTING_DEFAULTS: Final[Mapping[str, str]] = {
     "grad_enabled": "True",
@@ -60,7 +66,9 @@ class TensorFact:
     added), "causal" (lower triangle, aligned top left), else "".
     """
 
-    shape: tuple[int, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    shape: tuple[Count, ...]
     dtype: str
     device: str = "cpu"
     is_contiguous: bool = True
@@ -98,6 +106,8 @@ class ObservedOp:
     rank: of a process group, else 0.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     name: str
     op_class: OpClass
     inputs: tuple[TensorFact, ...] = ()
@@ -106,16 +116,16 @@ class ObservedOp:
     location: Location | None = None
     stack: tuple[Location, ...] = ()
     function: str = ""
-    call: int | None = None
+    call: Count | None = None
     region: Region = "eager"
     thread: str = "MainThread"
-    rank: int = 0
-    calls: int = 0
-    time_us: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    repeats: int = 0
-    shared_inputs: int = 0
+    rank: Count = 0
+    calls: Count = 0
+    time_us: Amount = 0.0
+    flops: Amount = 0.0
+    bytes: Amount = 0.0
+    repeats: Count = 0
+    shared_inputs: Count = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,6 +138,8 @@ class FunctionCall:
     settings: keys of `Trace.settings` that are not at their defaults during the calls.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     location: Location | None = None
@@ -135,14 +147,16 @@ class FunctionCall:
     leaves: Mapping[str, int] = field(default_factory=dict)
     module: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    rank: int = 0
-    calls: int = 0
-    time_us: float = 0.0
+    rank: Count = 0
+    calls: Count = 0
+    time_us: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A warning (`warnings`, `logging` of WARNING and above) that the program produced."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     text: str
     category: str
@@ -158,11 +172,13 @@ class SwallowedError:
     of the program that made the call or the import.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     kind: str
     text: str
     raised_by: str = ""
     location: Location | None = None
-    calls: int = 1
+    calls: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +186,13 @@ class CompileEvent:
     """Why something that was to be compiled ran as Python: "graph-break", "eager" (all of it) or
     "recompile-limit". function: that was to be compiled; reason: as the compiler gave it."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     kind: Literal["graph-break", "eager", "recompile-limit"]
     reason: str
     function: str = ""
     location: Location | None = None
-    calls: int = 1
+    calls: Count = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,14 +207,16 @@ class Trace:
     environment. refusals: of ours. swallowed: errors that the program caught.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     machine: Machine
     ops: list[ObservedOp] = field(default_factory=list)
     functions: list[FunctionCall] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    steps: int = 0
-    wall_us: float = 0.0
+    steps: Count = 0
+    wall_us: Amount = 0.0
     compiled: list[str] = field(default_factory=list)
-    graph_breaks: dict[str, int] = field(default_factory=dict)
+    graph_breaks: dict[str, Count] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     settings_places: dict[str, Location] = field(default_factory=dict)
@@ -204,7 +224,7 @@ class Trace:
     variables: list[Variable] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     swallowed: list[SwallowedError] = field(default_factory=list)
-    processes: int = 1
+    processes: Annotated[int, Field(ge=1)] = 1
 
     @property
     def time_us(self) -> float:

@@ -1,113 +1,110 @@
-"""A trace as JSON and back: how children of an audited program hand theirs to its parent."""
+"""A trace as JSON and back: how children of an audited program hand theirs to its parent.
+
+What comes back is checked as a whole, because a program can leave anything where traces are left.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
-from hal.auditing.document import Location, Machine, Refusal, Variable
-from hal.auditing.trace import (
-    CompileEvent,
-    FunctionCall,
-    Message,
-    ObservedOp,
-    SwallowedError,
-    TensorFact,
-    Trace,
-)
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from hal.auditing.trace import TensorFact, Trace
 
 _TENSOR: Final = "tensor fact"
-_LOCATION: Final = "location"
-_LISTS: Final[Mapping[str, type]] = {
-    "ops": ObservedOp,
-    "functions": FunctionCall,
-    "messages": Message,
-    "compile_events": CompileEvent,
-    "swallowed": SwallowedError,
-}
+_ANYTHING: Final = frozenset({"arguments", "values"})
+"""Fields whose values are of any type: a tensor's fact in them is marked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Document:
+    trace: Trace
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@cache
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def trace_to_json(trace: Trace, extra: Mapping[str, Any] | None = None) -> str:
     """The whole trace. extra: further JSON values of the writer's, under "extra"."""
-    document = {field.name: _encode(getattr(trace, field.name)) for field in _fields(trace)}
-    return json.dumps(document | {"extra": dict(extra or {})})
+    return json.dumps({"trace": _encode(trace), "extra": dict(extra or {})})
 
 
 def trace_from_json(text: str) -> tuple[Trace, dict[str, Any]]:
     """A trace and the writer's extra.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not what `trace_to_json` writes.
+        ValueError: it is not what `trace_to_json` writes; says where, as "ops[3].calls".
     """
-    document = json.loads(text)
-    extra = document.pop("extra") if isinstance(document, dict) else None
-    if not isinstance(extra, dict):
-        raise TypeError("a trace is an object with an extra one")
-    machine = Machine.model_validate(document.pop("machine"))
-    trace = Trace(machine=machine)
-    for name, kind in _LISTS.items():
-        setattr(trace, name, [kind(**_decode_fields(item)) for item in document.pop(name)])
-    trace.variables = [Variable.model_validate(item) for item in document.pop("variables")]
-    trace.refusals = [Refusal.model_validate(item) for item in document.pop("refusals")]
-    places = document.pop("settings_places")
-    trace.settings_places = {key: _decode(value) for key, value in places.items()}
-    for name, value in document.items():
-        if type(value) is not type(getattr(trace, name, None)):
-            raise TypeError(f"{name} is no {type(value).__name__}")
-        setattr(trace, name, value)
-    return trace, extra
+    try:
+        document: _Document = _adapter(_Document).validate_json(text)
+        trace = document.trace
+        for call in trace.functions:
+            call.arguments = {name: _decode(value) for name, value in call.arguments.items()}
+        for op in trace.ops:
+            op.values = {name: _decode(value) for name, value in op.values.items()}
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
+    for number, op in enumerate(trace.ops):
+        if op.call is not None and op.call >= len(trace.functions):
+            raise ValueError(
+                f"ops[{number}].call: {op.call}, and there are {len(trace.functions)} functions"
+            )
+    return trace, document.extra
 
 
-def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(value)
+def _first(error: ValidationError) -> str:
+    """Where the first thing is wrong, and what."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    steps = found["loc"][1:] if found["loc"][:1] == ("trace",) else found["loc"]
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    return f"{place.removeprefix('.') or 'the document'}: {found['msg']}"
 
 
 def _encode(value: Any) -> Any:
-    if isinstance(value, TensorFact):
-        return {_TENSOR: {f.name: _encode(getattr(value, f.name)) for f in _fields(value)}}
-    if isinstance(value, Location):
-        return {_LOCATION: [value.file, value.line, value.function]}
-    if isinstance(value, Machine | Variable | Refusal):
+    if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encode(getattr(value, f.name)) for f in _fields(value)}
+        return {
+            f.name: _encode_anything(getattr(value, f.name))
+            if f.name in _ANYTHING
+            else _encode(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+        }
     if isinstance(value, Mapping):
         return {str(key): _encode(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, list | tuple):
         return [_encode(item) for item in value]
-    if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
+    return value
+
+
+def _encode_anything(value: Any) -> Any:
+    if isinstance(value, TensorFact):
+        return {_TENSOR: _encode(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _encode_anything(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode_anything(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value
 
 
-def _decode_fields(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _decode(value, name) for name, value in item.items()}
-
-
-def _decode(value: Any, name: str = "") -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         if _TENSOR in value:
-            return _tensor(value[_TENSOR])
-        if _LOCATION in value:
-            file, line, function = value[_LOCATION]
-            return Location(file=file, line=line, function=function)
+            return _adapter(TensorFact).validate_json(json.dumps(value[_TENSOR]))
         return {key: _decode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        items = [_decode(item) for item in value]
-        return tuple(items) if name in ("inputs", "outputs", "stack") else items
-    return value
-
-
-def _tensor(item: Mapping[str, Any]) -> TensorFact:
-    known = dict(item)
-    known["shape"] = tuple(known["shape"])
-    for name in ("origin_dtypes", "origin_devices"):
-        known[name] = frozenset(known[name])
-    return TensorFact(**known)
+    return [_decode(item) for item in value] if isinstance(value, list) else value
 
 
 def merge_traces(trace: Trace, other: Trace) -> None:
