@@ -38,7 +38,7 @@ class KernelWatch:
     def install(self) -> None:
         """Wraps the kernels that there are, and from here on each that is loaded."""
         module = sys.modules.get(_MODULE)
-        cache = getattr(module, "PyCodeCache", type(None))
+        cache: Any = getattr(module, "PyCodeCache", type(None))
         if self._cache is not None or "load_by_key_path" not in vars(cache):
             return
         self._cache, self._own = cache, vars(cache)["load_by_key_path"]

@@ -141,7 +141,9 @@ class FactReader:
                 found.first_variable = storage.uid
             is_bias = False
             if is_asked:
-                is_asked = tensor.layout is _strided
+                is_asked = tensor.layout is _strided and not tensor.is_nested
+                if not is_asked:
+                    continue
                 has_many = has_many or tensor.numel() > 1
                 # A tensor of inference mode has no version; writes that were seen are counted
                 # anyway. A number that torch made a tensor of, as in where(mask, x, -1.0), is the
@@ -149,8 +151,7 @@ class FactReader:
                 version = -1 if tensor.is_inference() else tensor._version
                 name = storage.uid if storage.literal is None else storage.literal
                 parts += (name, storage.version, version, tensor.storage_offset())
-                if is_asked:
-                    parts += (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+                parts += (tuple(tensor.shape), tensor.stride(), tensor.dtype)
         found.facts = tuple(facts)
         if is_asked and has_many:
             found.identity = hash(tuple(parts))

@@ -30,7 +30,7 @@ class MaskReader:
 
     def pattern(self, mask: torch.Tensor | None) -> str:
         """ "all-true", "causal" or "" (neither, no mask, or too large a one)."""
-        if mask is None:
+        if mask is None or mask.is_nested:
             return ""
         storage = self._storages.of(mask)
         if storage is None:
@@ -40,7 +40,7 @@ class MaskReader:
         key = (storage.uid, storage.version, version, *place)
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _MAX_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:  # masks of long ago
                 self._known.clear()
             known = self._known[key] = self._look(mask)
         return known

@@ -21,12 +21,15 @@ _PRODUCTS_OF_TWO = (
     "aten::mkldnn_linear",
     "aten::_grouped_mm",
 )
+_PRODUCTS_WITH_A_MATRIX = ("aten::linear", "aten::matmul")
 
 
 def flops_of(
     func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> float:
     """2 per multiply and add; 0 where no formula is known."""
+    if any(isinstance(arg, torch.Tensor) and arg.is_nested for arg in args):
+        return _nested_flops(name, args, result)
     from torch.utils.flop_counter import flop_registry
 
     formula = flop_registry.get(getattr(func, "overloadpacket", None))
@@ -46,6 +49,23 @@ def flops_of(
     if name == "aten::addmv" and len(shapes) >= 2:
         return 2.0 * _product(shapes[1])
     return 0.0
+
+
+def _nested_flops(name: str, args: Sequence[Any], result: Any) -> float:
+    """Of products of a nested tensor with a matrix: each of its rows with all of it."""
+    if name not in _PRODUCTS_WITH_A_MATRIX or len(args) < 2 or not isinstance(result, torch.Tensor):
+        return 0.0
+    matrix = args[1]
+    if not isinstance(matrix, torch.Tensor) or matrix.is_nested or matrix.dim() != 2:
+        return 0.0
+    return 2.0 * _num_elements(result) * matrix.shape[0 if name == "aten::matmul" else 1]
+
+
+def _num_elements(tensor: torch.Tensor) -> int:
+    """A nested tensor does not say; its memory is as large as all of its parts."""
+    if tensor.is_nested:
+        return tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.numel()
 
 
 def _attention_flops(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> float:
@@ -85,7 +105,7 @@ def bytes_of(
 
 def _bytes(tensor: torch.Tensor) -> int:
     try:
-        whole = tensor.numel() * tensor.element_size()
+        whole = _num_elements(tensor) * tensor.element_size()
         if tensor.layout is not torch.strided:
             return whole
         return min(whole, tensor.untyped_storage().nbytes())

@@ -124,6 +124,9 @@ class TorchSide:
         else:
             found.append("full mode: every op was observed, which makes the program slower")
         found += self._kernels.notes()
+        num_masks = self.observer.calls.masks.num_passed_over
+        if num_masks:
+            found.append(f"{num_masks} attention masks were too many or too large to be looked at")
         for text, count in self.observer.troubles.items():
             found.append(f"the observer failed {count} times on an op: {text}")
         return found

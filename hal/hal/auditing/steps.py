@@ -175,5 +175,5 @@ def _first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Shape | None
     """Of the first tensor among the arguments of a call."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
-            return tuple(value.shape)
+            return None if value.is_nested else tuple(value.shape)  # a nested one has no shape
     return None

@@ -83,7 +83,8 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def _observe(self, sums: ThreadSums, func: Any, args: Any, kwargs: Any, entry_ns: int) -> Any:
         observer = self._observer
         info = observer.info(func)
-        if info.is_composite and not info.is_shown_whole:
+        is_made_of_others = info.is_composite and not _has_nested(args)
+        if is_made_of_others and not info.is_shown_whole:
             return self._run_parts(info, args, kwargs)
         try:
             before = observer.before(info, args, kwargs)
@@ -93,7 +94,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         outer_ns, sums.inner_ns = sums.inner_ns, 0
         start_ns = perf_counter_ns()
         try:
-            if info.is_run_whole:
+            if info.is_run_whole or (info.is_composite and not is_made_of_others):
                 result = info.run(*args, **kwargs)
             else:
                 result = self._run(info, args, kwargs, before.tensors)
@@ -218,6 +219,11 @@ def _calls_others(func: Any) -> bool:
     """Functional torch in Python, and backward, in which the program's own code may run. Methods of
     tensors call themselves again, one level down."""
     return func.__module__ in _CALLING or func.__name__ == "backward"
+
+
+def _has_nested(args: Any) -> bool:
+    """Whether a tensor is nested: such tensors have kernels of their own for whole ops."""
+    return any(isinstance(value, torch.Tensor) and value.is_nested for value in args)
 
 
 def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:

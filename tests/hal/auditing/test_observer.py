@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.two_tensor import TwoTensor
 
 import hal
+from hal.auditing import observer_masks
 from hal.auditing.trace import TensorFact
 from hal.errors import AuditError
 from observed import calls_of, function_named, observe, ops_named
@@ -461,3 +462,111 @@ def test_experts_that_no_row_goes_to_are_not_read() -> None:
     (op,) = ops_named(observe(program), "_grouped_mm")
     assert op.flops == 2 * 2 * 32 * 64
     assert op.bytes == 4 * (2 * 32 + 2 * 32 * 64 + 2 * 64 + 16)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_run_their_own_kernels_and_are_seen() -> None:
+    rows = [torch.randn(2, 4), torch.randn(3, 4)]
+    layer = torch.nn.Linear(4, 6)
+    expected = [layer(row) for row in rows]
+    found: list[torch.Tensor] = []
+
+    def program() -> None:
+        nested = torch.nested.nested_tensor(rows)
+        found.append(layer(nested))
+        with torch.inference_mode():
+            found.append(layer(nested))
+        torch.nested.to_padded_tensor(nested + nested, 0.0)
+
+    with hal.audit() as report:
+        program()
+    for result in found:
+        parts = result.unbind()
+        assert all(
+            torch.allclose(part, one, atol=1e-6) for part, one in zip(parts, expected, strict=True)
+        )
+    products = [op for op in report.trace.ops if op.op_class == "gemm"]
+    assert sum(op.calls for op in products) == 2
+    assert all(op.inputs[0].is_nested for op in products)
+    assert all(op.flops == op.calls * 2 * 5 * 4 * 6 for op in products)
+    assert calls_of(report.trace)["add"] == 1
+    assert not [note for note in report.result.notes if "failed" in note]
+    assert report.trace.steps == 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_encoder_s_nested_fast_path() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval()
+    x = torch.randn(2, 5, 8)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        found: list[torch.Tensor] = []
+        trace = observe(lambda: found.append(encoder(x, src_key_padding_mask=padding)))
+    assert torch.equal(found[0], expected)
+    assert calls_of(trace)["_transformer_encoder_layer_fwd"] == 2
+
+
+def test_every_distinct_mask_is_looked_at() -> None:
+    """Batches of one shape: some padded, some not, so that only some masks say nothing."""
+    q = torch.randn(1, 2, 6, 8)
+
+    def program() -> None:
+        for number in range(6):
+            mask = torch.ones(6, 6, dtype=torch.bool)
+            if number in (0, 3):
+                mask[:, -1] = False
+            for _ in range(2):  # two layers
+                F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    calls = [c for c in observe(program).functions if c.name == "scaled_dot_product_attention"]
+    patterns = {call.arguments["attn_mask"].pattern: 0 for call in calls}
+    for call in calls:
+        patterns[call.arguments["attn_mask"].pattern] += call.calls
+    assert patterns == {"": 4, "all-true": 8}
+
+
+def test_a_mask_that_is_written_to_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = observer_masks.mask_pattern
+
+    def counted(mask: torch.Tensor) -> str:
+        looks.append(mask.numel())
+        return look(mask)
+
+    monkeypatch.setattr(observer_masks, "mask_pattern", counted)
+    q = torch.randn(1, 2, 6, 8)
+
+    def program() -> None:
+        mask = torch.zeros(6, 6)
+        for _ in range(5):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        mask[:, -1] = float("-inf")
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    trace = observe(program)
+    assert looks == [36, 36]
+    calls = [c for c in trace.functions if c.name == "scaled_dot_product_attention"]
+    assert {(c.arguments["attn_mask"].pattern, c.calls) for c in calls} == {
+        ("all-true", 5),
+        ("", 1),
+    }
+
+
+def test_looking_at_masks_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer_masks, "_MAX_LOOKED_AT", 100)
+    q = torch.randn(1, 2, 6, 8)
+
+    def program() -> None:
+        for _ in range(4):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(6, 6))
+
+    with hal.audit() as report:
+        program()
+    calls = [c for c in report.trace.functions if c.name == "scaled_dot_product_attention"]
+    assert {(c.arguments["attn_mask"].pattern, c.calls) for c in calls} == {
+        ("all-true", 2),
+        ("", 2),
+    }
+    assert any("2 attention masks" in note for note in report.result.notes)
