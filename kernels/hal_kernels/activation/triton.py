@@ -10,8 +10,7 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.activation import GatedActivationRequest
 from hal_kernels.activation.triton_kernels import _gated_activation_kernel
-
-_BLOCK = 1024
+from hal_kernels.activation.triton_variants import row_block
 
 
 def bind(
@@ -19,7 +18,8 @@ def bind(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """kernel(x[R, 2*F]) -> y[R, F]."""
     width = request.width
-    block = min(_BLOCK, triton.next_power_of_2(width))
+    most = row_block(int(device.attributes.get("warp_size", 32)))
+    block = min(most, triton.next_power_of_2(width))
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)

@@ -8,6 +8,11 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 
+def row_block(warp_size: int) -> int:
+    """Columns of a program: 16 bytes a thread of each half, by four warps."""
+    return 32 * warp_size
+
+
 def _gated(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
@@ -16,7 +21,11 @@ def _gated(target: Target) -> Sequence[KernelVariant]:
             pointers={"x_R2F_ptr": "bfloat16", "y_RF_ptr": "bfloat16"},
             scalars={**dict.fromkeys(("stride_x", "stride_y", "F"), "i32"), "clamp": "fp32"},
             divisible=frozenset({"stride_x", "stride_y", "F"}),
-            constants={"BLOCK_F": 1024, "IS_GELU": is_gelu, "HAS_CLAMP": has_clamp},
+            constants={
+                "BLOCK_F": row_block(target.warp_size),
+                "IS_GELU": is_gelu,
+                "HAS_CLAMP": has_clamp,
+            },
         )
         for config, is_gelu, has_clamp in (
             ("silu", False, False),

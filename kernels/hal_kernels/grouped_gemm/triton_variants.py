@@ -39,8 +39,9 @@ def tiles(
         "num_warps": 4,
         "num_stages": stages,
     }
-    is_tall = target.backend == "cuda" and rows > FEW_ROWS and not is_gated
-    if is_tall and (kind == "dense" or group == 128):
+    is_tall = rows > FEW_ROWS and not is_gated
+    is_cuda, is_cdna = target.backend == "cuda", target.arch.startswith("gfx9")
+    if is_tall and ((is_cuda and group == 128) or ((is_cuda or is_cdna) and kind == "dense")):
         # Twice the columns for the same rows: a quarter less is read, by as many registers.
         base |= {"BLOCK_N": 128, "num_warps": 8}
     if kind == "dense":

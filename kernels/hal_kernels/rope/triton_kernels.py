@@ -11,34 +11,60 @@ import triton.language as tl
 
 
 @triton.jit
+def _rotate(
+    row_ptr, first_head, cos, sin, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_H heads of one row. The pointer is one of the kernel's own, not a choice between two:
+    of that the compiler knows no alignment, and loads value by value."""
+    half: tl.constexpr = ROTARY_DIM // 2
+    heads = first_head + tl.arange(0, BLOCK_H)
+    rows = row_ptr + heads[:, None] * HEAD_DIM
+    if IS_INTERLEAVED:
+        both = tl.arange(0, 2 * BLOCK_R)
+        inside = (heads < HEADS)[:, None] & (both < ROTARY_DIM)[None, :]
+        x = tl.load(rows + both[None, :], mask=inside, other=0.0)
+        a, b = tl.split(tl.reshape(x.to(tl.float32), (BLOCK_H, BLOCK_R, 2)))
+        y = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (BLOCK_H, 2 * BLOCK_R))
+        tl.store(rows + both[None, :], y.to(x.dtype), mask=inside)
+    else:
+        pairs = tl.arange(0, BLOCK_R)
+        inside = (heads < HEADS)[:, None] & (pairs < half)[None, :]
+        first_ptrs, second_ptrs = rows + pairs[None, :], rows + half + pairs[None, :]
+        first = tl.load(first_ptrs, mask=inside, other=0.0)
+        second = tl.load(second_ptrs, mask=inside, other=0.0)
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        tl.store(first_ptrs, (a * cos - b * sin).to(first.dtype), mask=inside)
+        tl.store(second_ptrs, (b * cos + a * sin).to(second.dtype), mask=inside)
+
+
+@triton.jit
 def _rope_kernel(
     q_THD_ptr, k_TKD_ptr, positions_T_ptr, table_PR_ptr, stride_q, stride_k,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr, ROTARY_START: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of BLOCK_H heads of q and then of k). BLOCK_R is a power of two of at
-    least ROTARY_DIM / 2. The table has the cosines of a position, then its sines, in float32."""
-    token = tl.program_id(0).to(tl.int64)
+    """Program (token, block of BLOCK_H heads): the blocks of q, then those of k. BLOCK_R is a power
+    of two of at least ROTARY_DIM / 2. The table has the cosines of a position, then its sines, in
+    float32."""
+    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = ROTARY_DIM // 2
+    query_blocks: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     pairs = tl.arange(0, BLOCK_R)
-    heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     row = table_PR_ptr + tl.load(positions_T_ptr + token).to(tl.int64) * ROTARY_DIM
     cos = tl.load(row + pairs, mask=pairs < half, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(row + half + pairs, mask=pairs < half, other=0.0).to(tl.float32)[None, :]
     if IS_INVERSE:
         sin = -sin
-    is_query = heads < NUM_HEADS
-    q_rows = q_THD_ptr + token * stride_q + heads * HEAD_DIM
-    k_rows = k_TKD_ptr + token * stride_k + (heads - NUM_HEADS) * HEAD_DIM
-    rows = tl.where(is_query, q_rows, k_rows)[:, None] + ROTARY_START
-    inside = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None] & (pairs < half)[None, :]
-    if IS_INTERLEAVED:
-        first_ptrs, second_ptrs = rows + 2 * pairs[None, :], rows + 2 * pairs[None, :] + 1
+    if block < query_blocks:
+        _rotate(
+            q_THD_ptr + token * stride_q + ROTARY_START, block * BLOCK_H, cos, sin,
+            NUM_HEADS, HEAD_DIM, ROTARY_DIM, BLOCK_H, BLOCK_R, IS_INTERLEAVED,
+        )  # fmt: skip
     else:
-        first_ptrs, second_ptrs = rows + pairs[None, :], rows + half + pairs[None, :]
-    first = tl.load(first_ptrs, mask=inside, other=0.0)
-    second = tl.load(second_ptrs, mask=inside, other=0.0)
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    tl.store(first_ptrs, (a * cos - b * sin).to(first.dtype), mask=inside)
-    tl.store(second_ptrs, (b * cos + a * sin).to(second.dtype), mask=inside)
+        _rotate(
+            k_TKD_ptr + token * stride_k + ROTARY_START, (block - query_blocks) * BLOCK_H, cos, sin,
+            NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, BLOCK_H, BLOCK_R, IS_INTERLEAVED,
+        )  # fmt: skip

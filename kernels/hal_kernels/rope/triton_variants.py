@@ -8,6 +8,11 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 
+def program_pairs(warp_size: int) -> int:
+    """Pairs of a program: 16 bytes a thread of each half, by four warps."""
+    return 32 * warp_size
+
+
 def _rope(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
@@ -27,7 +32,7 @@ def _rope(target: Target) -> Sequence[KernelVariant]:
                 "HEAD_DIM": head_dim,
                 "ROTARY_DIM": rotary,
                 "ROTARY_START": head_dim - rotary,
-                "BLOCK_H": 1024 // rotary,
+                "BLOCK_H": program_pairs(target.warp_size) // (rotary // 2),
                 "BLOCK_R": rotary // 2,
                 "IS_INTERLEAVED": interleaved,
                 "IS_INVERSE": inverse,
