@@ -159,8 +159,9 @@ def test_row_wise_fp8_product() -> None:
     check(kernel(x), reference(x.double()), "bfloat16", candidate.name)
 
 
+@pytest.mark.parametrize("clamp", [0.0, 0.5], ids=["plain", "gated-clamped"])
 @pytest.mark.parametrize("name", ["bfloat16", "mxfp4_a8", "fp8_block128_ue8m0_a8"])
-def test_products_per_expert(name: str) -> None:
+def test_products_per_expert(name: str, clamp: float) -> None:
     request = GroupedGemmRequest(
         num_experts=4,
         experts_per_token=2,
@@ -168,6 +169,8 @@ def test_products_per_expert(name: str) -> None:
         k=128,
         dtype="bfloat16",
         weight_format=FORMATS[name],
+        epilogue="silu_gated" if clamp else "none",
+        clamp=clamp,
         tokens=TOKENS,
     )
     weights = [weight_of(name, 128, 128) for _ in range(4)]

@@ -21,6 +21,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from hal.errors import RequestError
 from hal.ops import CATALOGUE
+from hal.ops.activation import GatedActivationRequest
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest, bytes_moved, reference
@@ -265,6 +266,22 @@ def test_experts_of_every_token_are_summed_by_weight(rng: torch.Generator, dtype
     assert torch.equal(got[4], torch.zeros_like(got[4]))
     # A product that falls to the other side of a rounding to bfloat16 is a step of its own.
     assert_within("moe_dispatch", got, want, 2.0)
+
+
+@pytest.mark.parametrize("clamp", [0.0, 0.7])
+def test_a_gated_product_is_the_product_and_the_activation_behind_it(
+    rng: torch.Generator, clamp: float
+) -> None:
+    fields: dict[str, Any] = {"num_experts": 3, "experts_per_token": 1, "n": 12, "k": 8}
+    plain = GroupedGemmRequest(dtype="float64", weight_format=FORMATS["float32"], **fields)
+    gated = dataclasses.replace(plain, epilogue="silu_gated", clamp=clamp)
+    x, offsets = normal(rng, 9, 8, dtype="float64"), torch.tensor([0, 4, 4, 9])
+    weight = normal(rng, 3, 12, 8, dtype="float64")
+    experts, activation = (CATALOGUE[op].reference for op in ("grouped_gemm", "activation.gated"))
+    behind = GatedActivationRequest(width=6, dtype="float64", clamp=clamp)
+    want = activation(behind)(experts(plain, weight=weight)(x, offsets))
+    got = experts(gated, weight=weight)(x, offsets)
+    assert_within("grouped_gemm", got, want)
 
 
 def test_dispatch_counts_its_bytes_and_refuses_what_does_not_fit(rng: torch.Generator) -> None:
