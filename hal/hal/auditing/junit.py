@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hal.auditing.document import AuditReport, Finding, Row
+from hal.auditing.finding_text import evidence_text, finding_cost
 from hal.auditing.gate import fails_gate
 from hal.auditing.gates import GateClass
 from hal.auditing.summary import op_label
-from hal.auditing.terminal import evidence_text, finding_cost
 from hal.auditing.xml_text import legal_text
 
 

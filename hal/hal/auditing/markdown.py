@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from hal.auditing.document import AuditReport, Finding
+from hal.auditing.finding_text import evidence_text, finding_cost
 from hal.auditing.gate import fails_gate, gated_findings
 from hal.auditing.gates import GateClass
 from hal.auditing.markdown_text import markdown_code, markdown_text
 from hal.auditing.quantities import format_share, format_time, plural
 from hal.auditing.summary import coverage_shares, verdict
-from hal.auditing.terminal import evidence_text, finding_cost
 
 MAX_CHARACTERS: Final = 65_536
 COMMENT_MARK: Final = "<!-- hal audit -->"

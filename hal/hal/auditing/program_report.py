@@ -49,7 +49,7 @@ def create_report(
         variables=tuple(trace.variables),
         refusals=tuple(trace.refusals),
         processes=trace.processes,
-        notes=tuple(notes),
+        notes=(*notes, *_rank_notes(trace)),
     )
     return complete_report(report, refusals=trace.refusals, waivers=waivers)
 
@@ -74,6 +74,16 @@ def _judge(trace: Trace, device: DeviceSpec | None) -> tuple[list[Finding], list
     return judge(trace, device), rows_of(trace)
 
 
+def _rank_notes(trace: Trace) -> list[str]:
+    """How rows are to be read where several ranks ran the same lines."""
+    ranks = sorted({op.rank for op in trace.ops})
+    if len(ranks) < 2:
+        return []
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS])) + (", …" if len(ranks) > _MAX_RANKS else "")
+    return [f"rows are sums over ranks {shown}; where ranks differ a finding names each"]
+
+
+_MAX_RANKS: Final = 16
 _ROUNDING: Final = 1e-6
 
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from hal.auditing.document import AuditReport, Finding, Location
+from hal.auditing.finding_text import evidence_text, finding_cost
 from hal.auditing.gate import fails_gate
 from hal.auditing.gates import GateClass
 from hal.auditing.rule_texts import RuleText, rule_text
-from hal.auditing.terminal import evidence_text, finding_cost
 from hal.visible_text import visible_json, visible_text
 
 SARIF_VERSION: Final = "2.1.0"

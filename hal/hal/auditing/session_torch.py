@@ -11,13 +11,14 @@ import torch
 from hal.auditing.compile_requests import CompileRequests
 from hal.auditing.compile_watch import CompileWatch
 from hal.auditing.generated_kernels import KernelWatch
+from hal.auditing.mode_stack import pop_modes, push_modes
 from hal.auditing.observer import Observer
 from hal.auditing.observer_frames import FrameReader
 from hal.auditing.observer_trace import fill_trace
 from hal.auditing.script_watch import ScriptWatch
 from hal.auditing.setting_places import SettingPlaces
 from hal.auditing.steps import StepWatch
-from hal.auditing.torch_modes import ObservedFunctions, ObservedOps, pop_modes, push_modes
+from hal.auditing.torch_modes import ObservedFunctions, ObservedOps
 from hal.auditing.torch_modes_compile import CompilerDoor
 from hal.auditing.trace import Trace
 

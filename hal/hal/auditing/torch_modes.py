@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hal.auditing.mode_stack import pop_dispatch, pop_function, take_off
 from hal.auditing.observer import Observer
 from hal.auditing.observer_facts import PLAIN_TENSORS
 from hal.auditing.observer_ops import OpInfo
@@ -67,7 +68,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             if sums.is_busy:
                 return func(*args, **kwargs)
             entry_ns = perf_counter_ns()
-            had_functions = _take_off(self._functions)
+            had_functions = take_off(self._functions)
             callback = _set_eval_frame(None) if sums.is_inside_dynamo else None
             try:
                 return self._observe(sums, func, args, kwargs, entry_ns)
@@ -130,7 +131,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         try:
             return info.func.redispatch(keys, *args, **kwargs)
         finally:
-            _pop_dispatch(self)
+            pop_dispatch(self)
 
     def _run_parts(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """The kernel that the dispatcher itself would run, with the mode on for its parts."""
@@ -138,7 +139,7 @@ class ObservedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         try:
             return info.func._op_dk(_COMPOSITE, *args, **kwargs)
         finally:
-            _pop_dispatch(self)
+            pop_dispatch(self)
 
 
 class ObservedFunctions(TorchFunctionMode):
@@ -197,13 +198,13 @@ class ObservedFunctions(TorchFunctionMode):
         try:
             return _redispatch(func, types, args, kwargs)
         finally:
-            _pop_function(self)
+            pop_function(self)
 
     def _leave(
         self, sums: ThreadSums, frame: FunctionFrame, total_ns: int, result: Any, python: FrameType
     ) -> None:
         sums.is_busy = True
-        had_functions = _take_off(self)
+        had_functions = take_off(self)
         try:
             self._observer.calls.leave(sums, frame, total_ns, result, python)
         except Exception as error:  # noqa: BLE001  # the program goes on whatever observing does
@@ -234,69 +235,3 @@ def _with_subclass(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if any(issubclass(kind, FakeTensor) for kind in types):
         return func(*args, **kwargs)
     return NotImplemented
-
-
-def push_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:
-    """Both modes on, in this thread. Not by `with`: torch's own flags for that are of the process,
-    and threads that begin and end in another order would leave them wrong."""
-    _C._push_on_torch_dispatch_stack(ops)
-    _C._push_on_torch_function_stack(functions)
-
-
-def pop_modes(ops: ObservedOps, functions: ObservedFunctions) -> None:
-    """Both off again, wherever they are among the program's own."""
-    take_function_mode(functions)
-    above: list[Any] = []
-    while _C._len_torch_dispatch_stack():
-        mode = _C._get_dispatch_stack_at(_C._len_torch_dispatch_stack() - 1)
-        _pop_any_dispatch(mode)
-        if mode is ops:
-            break
-        above.append(mode)
-    for mode in reversed(above):
-        _C._push_on_torch_dispatch_stack(mode)
-
-
-def take_function_mode(functions: ObservedFunctions) -> int | None:
-    """Takes the function mode off; its position from the bottom, or None if it was not on."""
-    size = _C._len_torch_function_stack()
-    position = next((i for i in range(size) if _C._get_function_stack_at(i) is functions), None)
-    if position is None:
-        return None
-    above = [_C._pop_torch_function_stack() for _ in range(size - position)]
-    for mode in reversed(above[:-1]):
-        _C._push_on_torch_function_stack(mode)
-    return position
-
-
-def put_function_mode(functions: ObservedFunctions, position: int) -> None:
-    """Puts the function mode back where it was."""
-    size = _C._len_torch_function_stack()
-    above = [_C._pop_torch_function_stack() for _ in range(max(size - position, 0))]
-    for mode in (functions, *reversed(above)):
-        _C._push_on_torch_function_stack(mode)
-
-
-def _take_off(functions: ObservedFunctions) -> bool:
-    """Takes the function mode off if it is the uppermost, so that reading a tensor's facts does not
-    come back as calls of torch functions."""
-    size = _C._len_torch_function_stack()
-    if size and _C._get_function_stack_at(size - 1) is functions:
-        _C._pop_torch_function_stack()
-        return True
-    return False
-
-
-def _pop_function(functions: ObservedFunctions) -> None:
-    if not _take_off(functions):
-        take_function_mode(functions)
-
-
-def _pop_dispatch(ops: ObservedOps) -> None:
-    size = _C._len_torch_dispatch_stack()
-    if size and _C._get_dispatch_stack_at(size - 1) is ops:
-        _C._pop_torch_dispatch_stack(None)
-
-
-def _pop_any_dispatch(mode: Any) -> None:
-    _C._pop_torch_dispatch_stack(getattr(mode, "_mode_key", None))

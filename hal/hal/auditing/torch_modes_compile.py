@@ -19,12 +19,9 @@ from typing import Any, Final
 import torch
 
 from hal.auditing.compile_requests import CompileRequests
+from hal.auditing.mode_stack import put_function_mode, take_function_mode
 from hal.auditing.observer import Observer
-from hal.auditing.torch_modes import (
-    ObservedFunctions,
-    put_function_mode,
-    take_function_mode,
-)
+from hal.auditing.torch_modes import ObservedFunctions
 
 _SETTERS: Final = ("set_eval_frame", "_maybe_set_eval_frame")
 

@@ -150,6 +150,9 @@ def test_ranks_of_a_process_group(tmp_path: Path) -> None:
         (1, 3, "gloo"),
     }
     assert {op.function for op in reductions} == {"all_reduce"}
+    (row,) = [row for row in report.result.rows if row.op == "collective"]
+    assert row.calls == 6
+    assert any(note.startswith("rows are sums over ranks 0, 1;") for note in report.result.notes)
 
 
 def test_sitecustomize_of_the_environment_still_runs(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from rich.console import Console
 from audit_reports import finding, random_report, report
 from fresh_draws import fresh_seeds
 from hal.auditing.document import Evidence, Location, Refusal, Row, WaiverUse, Work
+from hal.auditing.finding_text import evidence_text
 from hal.auditing.gates import GateClass
 from hal.auditing.quantities import format_bytes, format_count, format_share, format_time, plural
-from hal.auditing.terminal import MAX_FINDINGS, MAX_ROWS, evidence_text, print_report
+from hal.auditing.terminal import MAX_ROWS, print_report
+from hal.auditing.terminal_findings import MAX_FINDINGS
 from hal.cli.output import VisibleConsole
 
 LOST = frozenset({GateClass.LOST_FAST_PATH})
