@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from hal.errors import RequestError
 from hal.ops import CATALOGUE, TokenRange
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
+from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.batched_gemm import BatchedGemmRequest
+from hal.ops.block_sparse_attention import BlockSparseAttentionRequest
 from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
@@ -30,8 +33,10 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.norm import RmsNormRequest
+from hal.ops.nsa_attention import NsaAttentionRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.rope import RopeRequest
+from hal.ops.rope_kv_write import RopeKvWriteRequest
 from hal.ops.sampling import TopKTopPRequest
 
 ATTENTION = AttentionRequest(
@@ -43,6 +48,17 @@ ATTENTION = AttentionRequest(
     dtype="float64",
     kv_dtype="float64",
     phase="prefill",
+)
+ATTENTION_PROJECTION = AttentionProjectionRequest(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=24,
+    v_head_dim=24,
+    hidden_size=40,
+    block_size=16,
+    dtype="bfloat16",
+    kv_dtype="bfloat16",
+    phase="decode",
 )
 MLA = MlaAttentionRequest(
     num_heads=16,
@@ -75,6 +91,27 @@ DENSE = DenseAttentionRequest(
     mask="bool",
     phase="prefill",
 )
+BLOCK_SPARSE = BlockSparseAttentionRequest(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=24,
+    v_head_dim=16,
+    query_block=16,
+    key_block=32,
+    num_selected=4,
+    block_size=16,
+    dtype="float32",
+    phase="prefill",
+)
+NSA = NsaAttentionRequest(
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=24,
+    v_head_dim=16,
+    block_size=16,
+    dtype="float32",
+    phase="prefill",
+)
 INDEX = IndexLogitsRequest(
     num_heads=64, head_dim=128, key_format="bf16", block_size=64, dtype="bfloat16"
 )
@@ -98,11 +135,22 @@ ROPE = RopeRequest(num_heads=2, num_kv_heads=1, head_dim=16, rotary_dim=4, dtype
 KV_WRITE = KvWriteRequest(
     num_kv_heads=1, head_dim=4, v_head_dim=4, block_size=4, dtype="float32", kv_dtype="float32"
 )
+GATED_EXPERTS = GroupedGemmRequest(
+    num_experts=4,
+    experts_per_token=1,
+    n=2,
+    k=2,
+    dtype="float32",
+    weight_format=FORMATS["float32"],
+    epilogue="silu_gated",
+    clamp=10.0,
+)
 
 
 REQUESTS = [
     ATTENTION,
     dataclasses.replace(ATTENTION, phase="decode", has_sinks=True, softcap=30.0),
+    ATTENTION_PROJECTION,
     GemmRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["int4_g32"]),
     GroupedGemmRequest(
         num_experts=4,
@@ -112,11 +160,22 @@ REQUESTS = [
         dtype="float32",
         weight_format=FORMATS["float32"],
     ),
+    GATED_EXPERTS,
     RmsNormRequest(hidden_size=8, dtype="float32"),
     ROPE,
     GatedActivationRequest(width=4, dtype="float32"),
     EmbeddingRequest(vocab_size=4, hidden_size=2, dtype="float32"),
     KV_WRITE,
+    RopeKvWriteRequest(
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        v_head_dim=16,
+        rotary_dim=4,
+        block_size=4,
+        dtype="float32",
+        kv_dtype="float32",
+    ),
     TopKTopPRequest(vocab_size=5),
     *(
         CollectiveRequest(kind=kind, world_size=2, width=8, dtype="float64")
@@ -130,6 +189,10 @@ REQUESTS = [
     BatchedGemmRequest(n=0, k=8, dtype="float32"),
     COMPRESSED,
     dataclasses.replace(COMPRESSED, phase="decode", top_k=0, compress_ratio=128),
+    BLOCK_SPARSE,
+    dataclasses.replace(BLOCK_SPARSE, query_block=1, window=8),
+    NSA,
+    dataclasses.replace(NSA, phase="decode", publishes_blocks=True),
     INDEX,
     TOP_K,
     KvCompressorRequest(ratio=4, head_dim=32, is_overlapping=True, dtype="bfloat16"),
@@ -151,6 +214,7 @@ OTHERS: dict[str, Any] = {
     "compressed_attention.main_format": "fp4_288",
     "compressed_attention.rope_dim": 32,
     "dense_attention.mask": "bias",
+    "nsa_attention.compress_stride": 8,
     "index_logits.key_format": "fp8_132",
     "index_top_k.pool_size": 16,
     "index_top_k.candidate_blocks": 2048,
@@ -164,6 +228,8 @@ OTHERS: dict[str, Any] = {
     "engram.kind": None,
     "quantize.out_dtype": "int8",
     "quantize.scale_dtype": "ue8m0",
+    "grouped_gemm.epilogue": "silu_gated",
+    "grouped_gemm.clamp": None,  # only with a gated epilogue: see the test of its own
     "kv_write.kv_format": None,
     "kv_write.num_kv_heads": 2,
 }
@@ -215,6 +281,14 @@ def test_every_argument_shows_in_arguments(request_: Any) -> None:
             changed = f"{value}x"
         other = dataclasses.replace(request_, **{field.name: changed})
         assert other.arguments() != request_.arguments(), field.name
+
+
+def test_a_clamp_shows_in_arguments_and_is_of_a_gated_product_only() -> None:
+    other = dataclasses.replace(GATED_EXPERTS, clamp=7.0)
+    assert other.arguments() != GATED_EXPERTS.arguments()
+    for wrong in ({"clamp": -1.0}, {"epilogue": "none"}):
+        with pytest.raises(RequestError, match="clamp"):
+            dataclasses.replace(GATED_EXPERTS, **wrong)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 1), (-1, 4)])

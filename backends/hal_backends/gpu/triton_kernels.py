@@ -53,6 +53,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "activation.gated": "activation",
         "embedding": "embedding",
         "kv_write": "kv_write",
+        "rope_kv_write": "rope_kv_write",
         "sample.top_k_top_p": "sampling",
         "engram": "engram",
     }

@@ -28,6 +28,7 @@ from hal.ops import (
     norm,
     quantize,
     rope,
+    rope_kv_write,
     sampling,
 )
 from hal.ops.request import OpFamily, OpRequest, Phase, TokenRange, Tolerance
@@ -54,6 +55,7 @@ _FAMILIES: tuple[OpFamily, ...] = (
     activation.FAMILY,
     embedding.FAMILY,
     kv_write.FAMILY,
+    rope_kv_write.FAMILY,
     sampling.FAMILY,
     collective.FAMILY,
     collective_norm.FAMILY,

@@ -29,6 +29,7 @@ from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
+from hal_kernels.rope_kv_write import triton_variants as rope_kv_write
 from hal_kernels.sampling import triton_variants as sampling
 
 _KERNELS: tuple[TritonKernel, ...] = (
@@ -53,6 +54,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *norm.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,
+    *rope_kv_write.KERNELS,
     *sampling.KERNELS,
 )
 

@@ -11,6 +11,7 @@ import hal_kernels.activation.triton as triton_activation
 import hal_kernels.embedding.triton as triton_embedding
 import hal_kernels.kv_write.triton as triton_kv_write
 import hal_kernels.rope.triton as triton_rope
+import hal_kernels.rope_kv_write.triton as triton_rope_kv_write
 from gpu_devices import gpu
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.activation import reference as exact_activation
@@ -19,6 +20,8 @@ from hal.ops.kv_write import KvWriteRequest
 from hal.ops.kv_write import reference as exact_write
 from hal.ops.rope import RopeRequest
 from hal.ops.rope import reference as exact_rope
+from hal.ops.rope_kv_write import RopeKvWriteRequest
+from hal.ops.rope_kv_write import reference as exact_pass
 
 ROUNDING = {"float32": 3e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 DTYPES = pytest.mark.parametrize("dtype", list(ROUNDING))
@@ -109,3 +112,76 @@ def test_kv_write_touches_its_slots_only(kv_dtype: str) -> None:
     for found, want in ((caches[0], caches[2]), (caches[1], caches[3])):
         assert torch.equal(found.isnan(), want.isnan())
         assert torch.equal(found.nan_to_num(), want.nan_to_num())
+
+
+@DTYPES
+@pytest.mark.parametrize("has_qk_norm", [False, True], ids=["", "norms"])
+@pytest.mark.parametrize(
+    ("heads", "dims"), [((9, 3), (64, 64, 64)), ((5, 1), (48, 48, 20)), ((4, 4), (16, 24, 16))]
+)
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+def test_rope_kv_write(
+    dtype: str, has_qk_norm: bool, heads: tuple[int, int], dims: tuple[int, int, int], tokens: int
+) -> None:
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    request = RopeKvWriteRequest(
+        num_heads=heads[0], num_kv_heads=heads[1], head_dim=dims[0], v_head_dim=dims[1],
+        rotary_dim=dims[2], block_size=4, dtype=dtype, kv_dtype=dtype, has_qk_norm=has_qk_norm,
+    )  # fmt: skip
+    angles = torch.rand(50, dims[2] // 2) * 6.28
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    sizes = (heads[0] * dims[0], heads[1] * dims[0], heads[1] * dims[1])
+    rows = torch.randn(tokens, sum(sizes)).to(torch_dtype)  # one product gave all three
+    q, k, v = rows.split(sizes, dim=1)
+    positions = torch.randint(0, 50, (tokens,))
+    slots = torch.randperm(40)[:tokens]
+    caches = [torch.full((10, 4, heads[1], dim), float("nan")).to(torch_dtype) for dim in dims[:2]]
+    weights: dict[str, Any] = {}
+    if has_qk_norm:
+        weights = {name: 1 + torch.randn(dims[0]) / 3 for name in ("q_weight", "k_weight")}
+        weights |= {"eps": 1e-3}
+    rounded = {n: w.to(torch_dtype) if n != "eps" else w for n, w in weights.items()}
+    exact_weights = {n: w.double() if n != "eps" else w for n, w in rounded.items()}
+    exact_caches = [cache.double() for cache in caches]
+    want = exact_pass(request, cos_sin_cache=table.double(), **exact_weights)(
+        q.double(), k.double(), v.double(), positions, *exact_caches, slots
+    )
+    before = k.clone(), v.clone()
+    kernel = triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=table, **rounded)
+    got = kernel(q, k, v, positions, *caches, slots)
+    # With a norm two roundings, of two values that a rotation adds.
+    bound = ROUNDING[dtype] * (4.0 if has_qk_norm else 1.0)
+    pairs = [(got, want), *zip(caches, exact_caches, strict=True)]
+    for found, exact in pairs:
+        written = ~exact.isnan()
+        assert torch.equal(found.isnan(), exact.isnan()), "only the slots' rows are written"
+        limit = bound * (exact[written].abs() + (4.0 if has_qk_norm else 0.0)) + 2e-6
+        assert ((found.double() - exact)[written].abs() <= limit).all()
+    assert torch.equal(k, before[0])
+    assert torch.equal(v, before[1])
+
+
+def test_rope_kv_write_rounds_to_the_caches_dtype() -> None:
+    request = RopeKvWriteRequest(
+        num_heads=2, num_kv_heads=1, head_dim=16, v_head_dim=16, rotary_dim=16, block_size=4,
+        dtype="float32", kv_dtype="float8_e4m3fn",
+    )  # fmt: skip
+    table = torch.cat((torch.ones(8, 8), torch.zeros(8, 8)), dim=-1)  # by no angle
+    q, k, v = torch.randn(3, 32), torch.randn(3, 16) * 20, torch.randn(3, 16)
+    caches = [torch.zeros(2, 4, 1, 16, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    slots = torch.tensor([5, 0, 2])
+    kernel = triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=table)
+    kernel(q, k, v, torch.zeros(3, dtype=torch.int64), *caches, slots)
+    for rows, cache in zip((k, v), caches, strict=True):
+        stored = cache.view(8, 16).float()
+        assert torch.equal(stored[slots], rows.to(torch.float8_e4m3fn).float())
+        assert not stored[[1, 3, 4, 6, 7]].any()
+
+
+def test_rope_kv_write_needs_its_weights() -> None:
+    request = RopeKvWriteRequest(
+        num_heads=2, num_kv_heads=1, head_dim=16, v_head_dim=16, rotary_dim=16, block_size=4,
+        dtype="float32", kv_dtype="float32", has_qk_norm=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="required q_weight and k_weight"):
+        triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=torch.ones(4, 16))

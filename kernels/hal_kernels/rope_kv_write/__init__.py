@@ -1,0 +1,1 @@
+"""Norms of q and k, rotary position embedding and KV write in one pass."""
