@@ -84,6 +84,29 @@ def test_cgroup_limits_lower_cores_and_memory() -> None:
     assert spec.evidence["num_cores"].source == "/sys/fs/cgroup/cpu.max"
 
 
+def test_numa_nodes_and_data_caches() -> None:
+    cache = "/sys/devices/system/cpu/cpu0/cache"
+    indices = [
+        ("1", "Data", "48K"),
+        ("1", "Instruction", "64K"),
+        ("2", "Unified", "2048K"),
+        ("3", "Unified", "105M"),
+    ]
+    files = {
+        f"{cache}/index{i}/{name}": f"{value}\n"
+        for i, values in enumerate(indices)
+        for name, value in zip(("level", "type", "size"), values, strict=True)
+    }
+    nodes = {f"/sys/devices/system/node/node{i}/cpulist": f"{i}\n" for i in (0, 1)}
+    host = _host(**files, **nodes, **{"/sys/devices/system/node/possible": "0-1\n"})
+    spec = describe_device(detect_devices(host)[0], host)
+    found = {key: spec.attributes[key] for key in spec.attributes if key.endswith("_bytes")}
+    assert found == {"l1d_bytes": 48 << 10, "l2_bytes": 2 << 20, "l3_bytes": 105 << 20}
+    assert spec.attributes["numa_nodes"] == 2
+    assert spec.evidence["l3_bytes"].source == f"{cache}/index3/size"
+    assert spec.evidence["numa_nodes"].found == "node0 node1"
+
+
 def test_a_forced_level_hides_wider_instructions() -> None:
     host = RecordedHost(
         files={"/proc/cpuinfo": _cpuinfo(AMX)}, environment={"ONEDNN_MAX_CPU_ISA": "AVX2"}
