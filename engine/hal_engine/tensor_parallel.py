@@ -188,7 +188,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _read_line(worker: _Worker, deadline: float, most_bytes: int = 1 << 16) -> dict[str, Any]:
-    """One JSON line from the worker, {} fields on a malformed or missing one."""
+    """One JSON object from the worker; one with "error" for anything else, or for nothing."""
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
         if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
@@ -196,8 +196,11 @@ def _read_line(worker: _Worker, deadline: float, most_bytes: int = 1 << 16) -> d
     line = worker.stdout.readline(most_bytes)
     if not line:
         return {"error": f"it ended with exit code {worker.process.wait(timeout=10)}"}
-    answer = json.loads(line)
-    return answer if isinstance(answer, dict) else {"error": f"it said {line!r}"}
+    try:
+        answer = json.loads(line)
+    except ValueError:  # no JSON, or cut at `most_bytes`
+        answer = None
+    return answer if isinstance(answer, dict) else {"error": f"it said {line[:200]!r}"}
 
 
 def _count(
