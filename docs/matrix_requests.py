@@ -11,6 +11,7 @@ from typing import Any
 
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
+from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
@@ -50,6 +51,15 @@ def _attention(phase: Any, heads: int, kv_heads: int, head_dim: int, **more: Any
     return AttentionRequest(
         phase=phase, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **given
     )
+
+
+def _projected(heads: int, kv_heads: int, head_dim: int, width: int, **more: Any) -> OpRequest:
+    few = {"tokens": TokenRange(1, 16)}
+    given: dict[str, Any] = {"block_size": 16, "kv_dtype": "bfloat16", **_BF16} | few | more
+    return AttentionProjectionRequest(
+        phase="decode", num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+        v_head_dim=head_dim, hidden_size=width, **given,
+    )  # fmt: skip
 
 
 def _dense(phase: Any, heads: int, kv_heads: int, head_dim: int, **more: Any) -> OpRequest:
@@ -93,14 +103,14 @@ def _gemm(name: str, **more: Any) -> OpRequest:
     return GemmRequest(weight_format=FORMATS[name], **given)
 
 
-def _experts(name: str) -> OpRequest:
+def _experts(name: str, **more: Any) -> OpRequest:
     return GroupedGemmRequest(
         num_experts=256,
         experts_per_token=8,
         n=4096,
         k=7168,
         weight_format=FORMATS[name],
-        **_BF16,
+        **(_BF16 | more),
     )
 
 
@@ -156,6 +166,12 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "pages of 256 decode": _attention("decode", 64, 8, 128, block_size=256),
         "pages of 16, one head decode": _attention("decode", 64, 1, 128, block_size=16),
         "192 and 128 prefill": _attention("prefill", 128, 128, 192, v_head_dim=128),
+    },
+    "attention_projection": {
+        "llama-70b decode": _projected(64, 8, 128, 8192),
+        "llama-70b decode, one of 8 ranks": _projected(8, 1, 128, 8192),
+        "sinks and window decode": _projected(64, 8, 64, 2880, has_sinks=True, window=128),
+        "float32 decode": _projected(9, 3, 64, 576, dtype="float32", kv_dtype="float32"),
     },
     "mla_attention": {
         "v3.2 decode": _latent(128, "fp8_656", 2048),
@@ -225,6 +241,10 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
             "mxfp4_a8",
             "nvfp4_a4",
         )
+    }
+    | {
+        f"{name} gated, clamped": _experts(name, epilogue="silu_gated", clamp=10.0)
+        for name in ("bfloat16", "fp8_block128_ue8m0_a8", "mxfp4_a8")
     },
     "batched_gemm": {
         "index scores": BatchedGemmRequest(n=0, k=128, dtype="float32", tokens=_TOKENS),

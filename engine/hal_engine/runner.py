@@ -14,7 +14,8 @@ from hal.ops.formats import torch_dtype
 from hal_engine.api import RequestRefusedError
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.config import ModelConfig
-from hal_engine.models.decoder import Decoder, StepInputs
+from hal_engine.models.decoder import Decoder
+from hal_engine.models.step_inputs import StepInputs
 from hal_engine.precision import Precision
 from hal_engine.shards import Shard
 

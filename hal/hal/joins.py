@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hal.errors import SelectionError, UnservedRequestError
-from hal.ops.request import OpRequest, TokenRange
+from hal.ops.request import OpRequest, Phase, TokenRange
 from hal.plan import OpSite
 from hal.ranges import MIN_GAIN_OF_SWITCH, token_buckets
 from hal.selection import Decision
@@ -22,10 +22,13 @@ Choose = Callable[[OpRequest], Decision]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedPart:
-    """A site that a joined one does the work of. shift: its layer less the joined site's."""
+    """A site that a joined one does the work of. shift: its layer less the joined site's. phase: of
+    the site; a part that is called in any phase stays for the others where the joined site has one.
+    """
 
     site: str
     shift: int = 0
+    phase: Phase = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,8 @@ def _site_of(
     sites: Sequence[OpSite], part: JoinedPart, layer: int, ranks: tuple[int, ...]
 ) -> OpSite | None:
     for site in sites:
-        if site.site == part.site and layer + part.shift in site.layers and site.ranks == ranks:
+        is_part = site.site == part.site and site.request.phase == part.phase
+        if is_part and layer + part.shift in site.layers and site.ranks == ranks:
             return site
     return None
 
@@ -167,10 +171,10 @@ def _joined(
     request = join.site.request
     tokens = TokenRange(request.tokens.low, high)
     whole = replace(join.site, layers=layers, request=request.with_tokens(tokens))
-    shifts: Mapping[str, int] = {part.site: part.shift for part in join.parts}
+    shifts: Mapping[tuple[str, str], int] = {(p.site, p.phase): p.shift for p in join.parts}
     result: list[OpSite] = []
     for site in sites:
-        shift = shifts.get(site.site)
+        shift = shifts.get((site.site, site.request.phase))
         taken = () if shift is None else tuple(n for n in site.layers if n - shift in layers)
         if not taken or site.ranks != join.site.ranks:
             result.append(site)
@@ -180,7 +184,20 @@ def _joined(
         others = tuple(n for n in site.layers if n not in taken)
         if others:
             result.append(replace(site, layers=others))
-        if site.request.tokens.high > high:
-            rest = site.request.with_tokens(TokenRange(high + 1, site.request.tokens.high))
-            result.append(replace(site, layers=taken, request=rest))
+        result += [
+            replace(site, layers=taken, request=r) for r in _left(site.request, request, high)
+        ]
     return result
+
+
+def _left(part: OpRequest, whole: OpRequest, high: int) -> list[OpRequest]:
+    """What of a part is called still, where the joined call has its sizes up to `high`: the larger
+    ones; and, of one that is called in any phase, all sizes of the phase that is not joined."""
+    left = []
+    most = part.tokens.high
+    if part.phase != whole.phase:
+        left.append(replace(part, phase="prefill" if whole.phase == "decode" else "decode"))
+        part, most = replace(part, phase=whole.phase), whole.tokens.high
+    if most > high:
+        left.append(part.with_tokens(TokenRange(high + 1, most)))
+    return left

@@ -1,4 +1,5 @@
-"""A decoder on two ranks whose sums are joined with the norms behind them, up to a size."""
+"""Decoders whose plans join calls up to a size: sums over ranks with the norms behind them, a
+decode's attention with the output projection."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from hal.waivers import WaiverBook
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.building import build_rank
 from hal_engine.options import EngineOptions
-from hal_engine.planning import plan_model
+from hal_engine.planning import PlannedModel, plan_model
 from thread_group import ThreadGroup, on_threads
 
 TOLERANCE = 1e-4  # of the largest logit, both in float32
@@ -107,3 +108,104 @@ def test_the_same_logits_whatever_is_joined(tmp_path: Path, most_joined: int) ->
         steps = {0: 0, 8: 5, MOST_TOKENS: 6}[most_joined]  # of 6, those that are small enough
         assert calls.get("all_reduce_norm", 0) == 5 * steps  # three layers, the last has one norm
         assert calls["collective.all_reduce"] == 6 * 6 - 5 * steps
+
+
+class WithProjection:
+    """The registry of this host with the attention that projects, for so many decoding rows."""
+
+    def __init__(self, most_joined: int) -> None:
+        self._registry: Any = load_backends()
+        self._most_joined = most_joined
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
+        if op != "attention_projection":
+            return found
+        (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
+
+        def reasons(request: OpRequest) -> list[Reason]:
+            if request.tokens.high <= self._most_joined:
+                return []
+            size = str(request.tokens)
+            return [Reason(what="rows", required="few", found=size, kind=ReasonKind.ARGUMENT)]
+
+        name = "few.attention_projection"
+        return [
+            dataclasses.replace(golden, name=name, tier=Tier.NATIVE, not_supported_reasons=reasons)
+        ]
+
+
+OPTIONS = EngineOptions(
+    precision="fp32", max_num_batched_tokens=MOST_TOKENS, max_num_seqs=4, num_blocks=16
+)
+
+
+def planned_with(folder: Path, most_joined: int) -> tuple[PlannedModel, dict[tuple[str, str], str]]:
+    """The plan, and sizes of its calls of attention and of the projection, by name and phase."""
+    registry: Any = WithProjection(most_joined)
+    planned = plan_model(folder, OPTIONS, registry, WaiverBook())
+    names = ("attention", "attention_projection", "o_proj")
+    found = {
+        (op.site.site.removeprefix("layers.*."), op.site.request.phase): str(op.tokens)
+        for op in planned.plan.ops
+    }
+    return planned, {key: size for key, size in found.items() if key[0] in names}
+
+
+def test_the_same_logits_with_attention_and_projection_in_one_call(tmp_path: Path) -> None:
+    """Steps of one and of three decoding rows, alone and before a chunk of a prompt."""
+    family = "llama-tied-llama3-rope"
+    model = tiny_models.make_tiny_model(family, tmp_path, seed=torch.seed() % 2**31)
+    planned, sizes = planned_with(tmp_path, 2)
+    apart = {("attention", "prefill"): "1-64", ("o_proj", "prefill"): "1-64"}
+    assert sizes == apart | {
+        ("attention_projection", "decode"): "1-2",
+        ("attention", "decode"): "3-4",
+        ("o_proj", "decode"): "3-4",
+    }
+    whole, sizes = planned_with(tmp_path, 4)
+    assert sizes == apart | {("attention_projection", "decode"): "1-4"}
+    plain, sizes = planned_with(tmp_path, 0)
+    assert sizes["o_proj", "any"] == "1-64"
+    memory = plain.plan.memory
+    assert memory is not None
+    # The weight of the projection is one, however many calls hold it.
+    assert memory == planned.plan.memory == whole.plan.memory
+
+    ids = [torch.randint(2, tiny_models.VOCAB_SIZE, (9,)).tolist() for _ in range(4)]
+    blocks = [[3 * i] for i in range(4)]
+    runner, ops = build_rank(planned, 0, None, 16)
+    runner.execute(
+        Batch(prefill=[ScheduledSequence(i, ids[i][:6], 0, blocks[i], "last") for i in range(3)])
+    )
+
+    def token(i: int, at: int) -> ScheduledSequence:
+        return ScheduledSequence(i, [ids[i][at]], at, blocks[i], "last")
+
+    got = [
+        runner.execute(Batch(decode=[token(i, 6) for i in range(3)])),
+        runner.execute(
+            Batch(
+                decode=[token(0, 7)],
+                prefill=[ScheduledSequence(3, ids[3], 0, blocks[3], "last")],
+            )
+        ),
+        runner.execute(Batch(decode=[token(0, 8)])),
+    ]
+    ends = [(0, 6), (1, 6), (2, 6), (0, 7), (3, 8), (0, 8)]
+    with torch.inference_mode():
+        want = [model.oracle(torch.tensor([ids[i]])).logits[0, at] for i, at in ends]
+    difference = (torch.cat(got) - torch.stack(want)).abs().max()
+    assert float(difference / torch.stack(want).abs().max()) <= TOLERANCE
+    joined = sum(c.calls for c in ops.counts() if c.op == "attention_projection")
+    assert joined == 2 * 3  # two of the steps have few enough rows, in three layers
+    runner.close()
+
+
+def test_a_projection_with_a_bias_stays_apart(tmp_path: Path) -> None:
+    tiny_models.make_tiny_model("llama", tmp_path, seed=torch.seed() % 2**31)
+    _, sizes = planned_with(tmp_path, MOST_TOKENS)
+    assert ("attention_projection", "decode") not in sizes

@@ -14,8 +14,12 @@ from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
 from hal.errors import PlanError, SelectionError
 from hal.joins import JoinedPart, JoinedSite
+from hal.ops.attention import AttentionRequest
+from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
+from hal.ops.formats import FORMATS
+from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import OpRequest, TokenRange
 from hal.plan import OpSite
@@ -159,6 +163,57 @@ def test_each_layer_and_size_is_called_once(
     wanted = {("sum", layer) for layer in reduces} | {("post_norm", layer) for layer in norms}
     assert set(calls) == wanted
     assert all(sorted(sizes) == list(range(1, 65)) for sizes in calls.values())
+
+
+@pytest.mark.parametrize(("most", "larger"), [(4, "5-16"), (16, "")])
+def test_a_part_of_any_phase_stays_for_the_other_phase_and_the_larger_sizes(
+    device: DeviceSpec, candidate: Any, most: int, larger: str
+) -> None:
+    """A joined call of a decode: prefills still need the part that both phases share."""
+    fields: dict[str, Any] = {
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "v_head_dim": 8, "block_size": 16,
+        "dtype": "float32", "kv_dtype": "float32",
+    }  # fmt: skip
+    few = TokenRange(1, 16)
+    product = GemmRequest(
+        n=8, k=32, dtype="float32", weight_format=FORMATS["float32"], tokens=TOKENS
+    )
+    sites = [
+        OpSite(
+            site="layers.*.attend",
+            request=AttentionRequest(phase=phase, tokens=tokens, **fields),
+            layers=LAYERS,
+        )
+        for phase, tokens in (("prefill", TOKENS), ("decode", few))
+    ] + [OpSite(site="layers.*.project", request=product, layers=LAYERS)]
+    whole = AttentionProjectionRequest(phase="decode", hidden_size=8, tokens=few, **fields)
+    join = JoinedSite(
+        site=OpSite(site="layers.*.both", request=whole, layers=LAYERS[1:]),
+        parts=(
+            JoinedPart(site="layers.*.attend", phase="decode"),
+            JoinedPart(site="layers.*.project"),
+        ),
+    )
+    offered = [
+        candidate("attend", op="attention"),
+        candidate("project", op="gemm"),
+        candidate("both", op="attention_projection", not_supported_reasons=up_to(most)),
+    ]
+    found = planned(device, offered, sites=sites, joins=[join])
+    calls = {
+        (op.site.label(), op.site.request.phase, str(op.tokens), op.choice.name) for op in found.ops
+    }
+    left = {
+        ("layers.1–2.attend", "decode", larger, "attend"),
+        ("layers.1–2.project", "decode", larger, "project"),
+    }
+    assert calls == {
+        ("layers.0–2.attend", "prefill", "1-64", "attend"),
+        ("layers.0.attend", "decode", "1-16", "attend"),
+        ("layers.0.project", "any", "1-64", "project"),
+        ("layers.1–2.both", "decode", f"1-{most}", "both"),
+        ("layers.1–2.project", "prefill", "1-64", "project"),
+    } | (left if larger else set())
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ class BuildContext:
         self, site: str, parts: list[Part], biases: list[Part], *, pad_rows_to: int = 0
     ) -> BoundOp:
         """Binds a matrix product. Its format is what the plan has for the site."""
+        return self.ops.bind(site, **self.gemm_arguments(parts, biases, pad_rows_to=pad_rows_to))
+
+    def gemm_arguments(
+        self, parts: list[Part], biases: list[Part], *, pad_rows_to: int = 0
+    ) -> dict[str, Any]:
+        """The weight, in the format that the plan has for these tensors, and the bias."""
         target = self.precision.weight_format(self.config, [part.name for part in parts])
         weight = read_weight(self.weights, parts, target, pad_rows_to=pad_rows_to)
         bias = None
@@ -45,7 +51,7 @@ class BuildContext:
                     for r, b in zip(rows, biases, strict=True)
                 ]
             )
-        return self.ops.bind(site, weight=weight, bias=bias)
+        return {"weight": weight, "bias": bias}
 
     def norm(self, site: str, tensor: str) -> BoundOp:
         return self.ops.bind(site, **self.norm_arguments(tensor))

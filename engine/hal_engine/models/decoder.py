@@ -7,12 +7,10 @@ family adds a part (another attention, another feed-forward) and its requests in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from hal.binding import BoundOp, BoundOps
-from hal.ops.attention import AttentionMetadata
 from hal.ops.collective import CollectiveGroup
 from hal.ops.formats import torch_dtype
 from hal_engine.checkpoint.protocol import Checkpoint
@@ -20,7 +18,9 @@ from hal_engine.config import ModelConfig
 from hal_engine.models.build_context import BuildContext
 from hal_engine.models.family_sites import EMBED_TENSOR
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS
+from hal_engine.models.projected_attention import ProjectedAttention
 from hal_engine.models.sites import OUTPUT_TENSOR, QKV_TENSORS, head_tensor
+from hal_engine.models.step_inputs import StepInputs
 from hal_engine.models.summed_norm import SummedNorm
 from hal_engine.precision import Precision
 from hal_engine.rope_table import rope_cos_sin
@@ -28,26 +28,6 @@ from hal_engine.shards import Shard
 from hal_engine.weights import Part
 
 Progress = Callable[[int, int], None]  # (parts done, parts in all)
-
-
-@dataclass(slots=True)
-class StepInputs:
-    """One step's tensors. Tokens of decoding sequences come first, one each, then the chunks.
-
-    token_ids, positions, slot_mapping: int64 [T]. decode and prefill describe the first
-    `num_decode_tokens` rows and the others; None where there are none. logit_rows: int64 [R] rows
-    whose logits are wanted, None for all rows.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    num_tokens: int
-    num_decode_tokens: int
-    decode: AttentionMetadata | None
-    prefill: AttentionMetadata | None
-    logit_rows: torch.Tensor | None
-    num_logit_rows: int
 
 
 class AttentionBlock:
@@ -80,14 +60,15 @@ class AttentionBlock:
             )
         self._rope = context.ops.bind(site + "rope", cos_sin_cache=context.cos_sin_cache)
         self._kv_write = context.ops.bind(site + "kv_write")
-        scale = dim**-0.5
-        self._decode = context.ops.bind(site + "attention", "decode", scale=scale, sinks=None)
-        self._prefill = context.ops.bind(site + "attention", "prefill", scale=scale, sinks=None)
         bias = config.output_bias and shard.rank == 0
-        self._o_proj = context.gemm(
-            site + "o_proj",
-            [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
-            [Part(name=f"{name}.o_proj.bias")] if bias else [],
+        self._attend = ProjectedAttention(
+            context,
+            site,
+            dim**-0.5,
+            context.gemm_arguments(
+                [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
+                [Part(name=f"{name}.o_proj.bias")] if bias else [],
+            ),
         )
 
     def __call__(
@@ -102,21 +83,7 @@ class AttentionBlock:
             k = self._norms[1](n, k.reshape(-1, self._head_dim)).view(n, -1)
         self._rope(n, q, k, step.positions)
         self._kv_write(n, k, v, k_cache, v_cache, step.slot_mapping)
-        out: torch.Tensor = self._o_proj(n, self._attend(q, step, k_cache, v_cache))
-        return out
-
-    def _attend(
-        self, q: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
-        first, rest = step.num_decode_tokens, step.num_tokens - step.num_decode_tokens
-        parts: list[torch.Tensor] = []
-        if step.decode is not None:
-            rows = q if rest == 0 else q[:first]
-            parts.append(self._decode(first, rows, k_cache, v_cache, step.decode))
-        if step.prefill is not None:
-            rows = q if first == 0 else q[first:]
-            parts.append(self._prefill(rest, rows, k_cache, v_cache, step.prefill))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._attend(q, step, k_cache, v_cache)
 
 
 class GatedFeedForward:

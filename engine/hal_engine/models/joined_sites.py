@@ -1,12 +1,17 @@
-"""Calls of a decoder that one op may do together: the sum over ranks and the norm behind it."""
+"""Calls of a decoder that one op may do together: a sum over ranks and the norm behind it, the
+attention of a decode and the output projection."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from hal.joins import JoinedPart, JoinedSite
+from hal.ops.attention import AttentionRequest
+from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
+from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.plan import OpSite
 
@@ -18,14 +23,56 @@ _REDUCES_WITH_NORM = (
 )
 
 
+_ATTENTION, _OUTPUT = "layers.*.attention", "layers.*.o_proj"
+ATTENTION_PROJECTION = "attention_projection"
+
+
 def model_joins(sites: Sequence[OpSite]) -> list[JoinedSite]:
     """The joined calls that a model's sites allow. The sum over ranks behind the last layer has no
     norm of its own layer behind it; nor has a layer between residual streams."""
-    return [
+    reduces = [
         join
         for name, reduce, norm, shift in _REDUCES_WITH_NORM
         for join in _of_pattern(sites, name, reduce, JoinedPart(site=norm, shift=shift))
     ]
+    return [*_attention_projections(sites), *reduces]
+
+
+def _attention_projections(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:
+    """Where the projection's weight is as wide as the activations and nothing else is added."""
+    for attention, output in product(sites, sites):
+        attend, project = attention.request, output.request
+        layers = tuple(layer for layer in attention.layers if layer in output.layers)
+        if (
+            (attention.site, output.site) == (_ATTENTION, _OUTPUT)
+            and attention.ranks == output.ranks
+            and layers
+            and isinstance(attend, AttentionRequest)
+            and attend.phase == "decode"
+            and isinstance(project, GemmRequest)
+            and project.weight_format.name == attend.dtype
+            and not project.has_bias
+        ):
+            joined = AttentionProjectionRequest(
+                phase="decode",
+                num_heads=attend.num_heads,
+                num_kv_heads=attend.num_kv_heads,
+                head_dim=attend.head_dim,
+                v_head_dim=attend.v_head_dim,
+                hidden_size=project.n,
+                block_size=attend.block_size,
+                dtype=attend.dtype,
+                kv_dtype=attend.kv_dtype,
+                window=attend.window,
+                softcap=attend.softcap,
+                has_sinks=attend.has_sinks,
+                context_tokens=attend.context_tokens,
+                tokens=attend.tokens,
+            )
+            site = f"layers.*.{ATTENTION_PROJECTION}"
+            whole = OpSite(site=site, request=joined, layers=layers, ranks=attention.ranks)
+            parts = (JoinedPart(site=_ATTENTION, phase="decode"), JoinedPart(site=_OUTPUT))
+            yield JoinedSite(site=whole, parts=parts)
 
 
 def _of_pattern(

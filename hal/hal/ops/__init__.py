@@ -8,6 +8,7 @@ from types import MappingProxyType
 from hal.ops import (
     activation,
     attention,
+    attention_projection,
     batched_gemm,
     collective,
     collective_norm,
@@ -35,6 +36,7 @@ from hal.ops.request import OpFamily, OpRequest, Phase, TokenRange, Tolerance
 
 _FAMILIES: tuple[OpFamily, ...] = (
     attention.FAMILY,
+    attention_projection.FAMILY,
     mla_attention.FAMILY,
     compressed_attention.FAMILY,
     dense_attention.FAMILY,

@@ -10,6 +10,7 @@ from hal.suggestions import did_you_mean
 from hal_kernels.activation import triton_variants as activation
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
+from hal_kernels.attention_projection import triton_variants as attention_projection
 from hal_kernels.collective import triton_variants as collective
 from hal_kernels.compressed_attention import triton_variants as compressed_attention
 from hal_kernels.embedding import triton_variants as embedding
@@ -35,6 +36,7 @@ from hal_kernels.sampling import triton_variants as sampling
 _KERNELS: tuple[TritonKernel, ...] = (
     *activation.KERNELS,
     *attention.KERNELS,
+    *attention_projection.KERNELS,
     *collective.KERNELS,
     *compressed_attention.KERNELS,
     *embedding.KERNELS,

@@ -1,0 +1,1 @@
+"""Decode attention and the output projection in one call."""

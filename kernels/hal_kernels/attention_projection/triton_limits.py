@@ -1,0 +1,65 @@
+"""Which attention with projection the Triton kernels compute. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.attention_projection import AttentionProjectionRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
+from hal_kernels.attention import triton_limits as attention_limits
+
+MAX_ROWS = 16  # one tile of rows
+_HEAD_SIZES = (64, 128, 256)
+
+
+def _size_of(request: AttentionProjectionRequest) -> int:
+    return next(size for size in _HEAD_SIZES if max(request.head_dim, request.v_head_dim) <= size)
+
+
+def not_supported_reasons(
+    request: AttentionProjectionRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if the kernels serve whose machine code is of an allowed tier: the attention's own by
+    splits of the keys, and the one that merges and multiplies."""
+    if request.phase != "decode":
+        return [not_written("attention_projection", "phase", "decode", request.phase)]
+    if request.tokens.high > MAX_ROWS:
+        return [
+            Reason(
+                what="rows",
+                required=f"at most {MAX_ROWS}: each further tile of rows reads the weight again",
+                found=str(request.tokens.high),
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    reasons = attention_limits.not_supported_reasons(request.attention, device, allowed=allowed)
+    if reasons:
+        return reasons
+    return [
+        reason
+        for form in ("one", "many")
+        for reason in evidence_reasons(
+            "attention_projection.merge",
+            device,
+            dtype=request.dtype,
+            config=f"d{_size_of(request)}-{form}",
+            allowed=allowed,
+        )
+    ]
+
+
+def has_one_pass(request: AttentionProjectionRequest, device: DeviceSpec) -> bool:
+    """Whether the one-pass kernel is a fast path on the device too; where not, it is not used."""
+    form = "softcap" if request.softcap else "plain"
+    if request.window or request.has_sinks:
+        form = "window-sinks"
+    found = evidence_of(
+        "attention_projection.one_pass", device, request.dtype, f"d{_size_of(request)}-{form}"
+    )
+    return found is not None and found.tier == "native"
