@@ -12,8 +12,15 @@ from hal.ops.attention import AttentionMetadata
 from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.kv_formats import KV_FORMATS
 from hal_kernels.gemm.triton import target_of
+from hal_kernels.index_logits.fp4_kernels import _index_logits_fp4_kernel
 from hal_kernels.index_logits.triton_kernels import _index_logits_kernel
-from hal_kernels.index_logits.triton_variants import KEY_FORMATS, tiles, unit_of
+from hal_kernels.index_logits.triton_variants import (
+    KEY_FORMATS,
+    fp4_constants,
+    fp4_tiles,
+    tiles,
+    unit_of,
+)
 
 IndexLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
 
@@ -24,6 +31,8 @@ def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> In
     Rows of q that belong to no sequence keep whatever was in the memory of the result.
     """
     is_fp8 = request.dtype == "float8_e4m3fn"
+    if is_fp8 and request.key_format == "fp4_68":
+        return _bind_fp4(request, device, scale)
     target = target_of(device)
     constants = {
         "HEADS": request.num_heads,
@@ -55,6 +64,37 @@ def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> In
                 meta.query_start_loc, meta.seq_lens, meta.block_table,
                 scale, width, q.stride(0), weights.stride(0), out.stride(0),
                 meta.block_table.stride(0), *places, **constants,
+            )  # fmt: skip
+        return out
+
+    return kernel
+
+
+def _bind_fp4(request: IndexLogitsRequest, device: DeviceSpec, scale: float) -> IndexLogits:
+    """An FP8 query over keys of four bits."""
+    target, page = target_of(device), request.block_size
+    constants = {
+        **fp4_constants(target, request.num_heads, page, request.compress_ratio),
+        **fp4_tiles(target, is_decode=request.phase == "decode"),
+    }
+    scale_start = page * KV_FORMATS[request.key_format].data_bytes
+
+    def kernel(
+        q: torch.Tensor, weights: torch.Tensor, key_cache: torch.Tensor, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        width = meta.max_seq_len // request.compress_ratio
+        out = torch.empty((q.shape[0], width), dtype=torch.float32, device=q.device)
+        grid = (
+            -(-width // constants["BLOCK_N"]),
+            -(-meta.max_query_len // constants["BLOCK_Q"]),
+            meta.seq_lens.shape[0],
+        )
+        if q.shape[0] and min(grid):
+            _index_logits_fp4_kernel[grid](
+                q.view(torch.uint8), weights, key_cache, out,
+                meta.query_start_loc, meta.seq_lens, meta.block_table,
+                scale, width, q.stride(0), weights.stride(0), out.stride(0),
+                meta.block_table.stride(0), key_cache.stride(0), scale_start, **constants,
             )  # fmt: skip
         return out
 

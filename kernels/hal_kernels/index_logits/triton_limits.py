@@ -26,8 +26,9 @@ def not_supported_reasons(
     if not is_fp8 and request.dtype != "bfloat16":
         required = "bfloat16 or float8_e4m3fn"
         return [not_written(_KERNEL, "dtype", required, request.dtype)]
-    if is_fp8 and request.key_format != "fp8_132":
-        return [not_written(_KERNEL, "keys of an FP8 query", "fp8_132", request.key_format)]
+    if is_fp8 and request.key_format == "bf16":
+        required = "fp8_132 or fp4_68"
+        return [not_written(_KERNEL, "keys of an FP8 query", required, request.key_format)]
     for what, found, most in (
         ("num_heads", request.num_heads, _MOST_HEADS),
         ("head_dim", request.head_dim, _MOST_DIM),
@@ -44,7 +45,7 @@ def not_supported_reasons(
     fp8 = "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
     phase = "decode" if request.phase == "decode" else "prefill"
     return evidence_reasons(
-        _KERNEL,
+        "index_logits.fp4" if is_fp8 and request.key_format == "fp4_68" else _KERNEL,
         device,
         dtype=fp8 if is_fp8 else "bfloat16",
         config=f"{request.key_format}-{phase}",

@@ -9,6 +9,8 @@ from typing import Any
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
+_MODULE = "hal_kernels.index_logits.triton_kernels"
+_PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
 # As `hal_kernels.kv_write.packed_rows` numbers them.
 KEY_FORMATS: Mapping[str, int] = MappingProxyType({"bf16": 0, "fp8_132": 1, "fp4_68": 2})
 _WITHOUT_FP8 = frozenset({"sm_80", "sm_86", "gfx90a", "gfx1100"})
@@ -89,10 +91,66 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def fp4_tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
+    """As `tiles`. Each group of keys has a product of its own beside the sum: on sm_90 the rows of
+    a prompt are shared out among twice as many warps, or registers spill."""
+    options = tiles(target, is_decode=is_decode)
+    if target.arch == "sm_90" and not is_decode:
+        options["num_warps"] = 8
+    return options
+
+
+def fp4_constants(target: Target, heads: int, block_size: int, ratio: int) -> dict[str, Any]:
+    """What the kernel for an FP8 query over keys of four bits is told, but for its tiles."""
+    return {
+        "HEADS": heads,
+        "BLOCK_H": max(16, 1 << (heads - 1).bit_length()),
+        "PAGE": block_size,
+        "RATIO": ratio,
+        "UNIT": unit_of(target),
+    }
+
+
+def _fp4(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for phase in ("decode", "prefill"):
+        options: dict[str, Any] = fp4_tiles(target, is_decode=phase == "decode")
+        warps, stages = options.pop("num_warps"), options.pop("num_stages")
+        strides = (
+            "width", "stride_q", "stride_weights", "stride_out", "stride_table", "stride_page",
+            "scale_start",
+        )  # fmt: skip
+        integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr")
+        variants.append(
+            KernelVariant(
+                dtype=target.fp8_dtype,
+                config=f"fp4_68-{phase}",
+                pointers={
+                    "q_TD_ptr": "uint8",
+                    "weights_TH_ptr": "float32",
+                    "keys_ptr": "uint8",
+                    "out_TE_ptr": "float32",
+                    **dict.fromkeys(integers, "int32"),
+                },
+                scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
+                divisible=frozenset({"stride_q", "stride_page", "scale_start"}),
+                constants={**fp4_constants(target, 64, 64, 1), **options},
+                num_warps=warps,
+                num_stages=stages,
+            )
+        )
+    return variants
+
+
 KERNELS = (
     TritonKernel(
         name="index_logits.paged", op="index_logits",
-        module="hal_kernels.index_logits.triton_kernels", function="_index_logits_kernel",
-        variants=_variants, uses_matrix_unit=True, sources=("hal_kernels.kv_write.packed_rows",),
+        module=_MODULE, function="_index_logits_kernel",
+        variants=_variants, uses_matrix_unit=True, sources=(_PACKED_ROWS,),
+    ),
+    TritonKernel(
+        name="index_logits.fp4", op="index_logits", module="hal_kernels.index_logits.fp4_kernels",
+        function="_index_logits_fp4_kernel", variants=_fp4, uses_matrix_unit=True,
+        sources=(_MODULE, _PACKED_ROWS),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from hal.ops.low_precision import encode_fp8
 from sparse_cases import metadata, paged_rows
 
 # Heads, head size, rows of a page.
-SHAPES = {"h32-d128": (32, 128, 16), "h5-d40": (5, 40, 64)}
+SHAPES = {"h32-d128": (32, 128, 16), "h5-d40": (5, 40, 64), "h5-d128": (5, 128, 64)}
 
 
 def request_of(
@@ -67,6 +67,9 @@ def check(
         ("h32-d128", "fp8_132", "float8_e4m3fn", "gfx942"),  # e4m3fnuz
         ("h32-d128", "fp8_132", "float8_e4m3fn", "gfx90a"),  # widened
         ("h32-d128", "fp4_68", "bfloat16", "sm_100"),
+        ("h5-d128", "fp4_68", "float8_e4m3fn", "sm_120"),
+        ("h5-d128", "fp4_68", "float8_e4m3fn", "gfx942"),  # e4m3fnuz
+        ("h5-d128", "fp4_68", "float8_e4m3fn", "gfx90a"),  # widened
     ],
 )
 def test_scores(shape: str, key_format: str, dtype: str, arch: str) -> None:
@@ -83,6 +86,8 @@ def test_large_and_tiny_keys(magnitude: float) -> None:
     for key_format in ("bf16", "fp8_132", "fp4_68"):
         request = request_of("h32-d128", key_format, "bfloat16", "decode", 1)
         check(request, [(70, 1)], "sm_90", magnitude)
+    request = request_of("h5-d128", "fp4_68", "float8_e4m3fn", "decode", 1)
+    check(request, [(70, 1)], "sm_90", magnitude)
 
 
 def test_a_key_that_is_not_a_number_is_seen_in_its_own_score_only() -> None:
@@ -94,6 +99,30 @@ def test_a_key_that_is_not_a_number_is_seen_in_its_own_score_only() -> None:
     kernel = triton_index_logits.bind(request, gpu("sm_90"), scale=1.0)
     found = kernel(q, weights, cache, metadata([(20, 1)], table))
     assert found.isnan().nonzero().tolist() == [[0, 3]]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942", "gfx90a"])
+def test_every_value_and_scale_of_four_bits_is_exact_for_an_fp8_query(arch: str) -> None:
+    """One value of a row and one of the query at a time, so that a score is a product of two."""
+    request = request_of("h5-d128", "fp4_68", "float8_e4m3fn", "decode", 1)
+    cache = torch.zeros(1, KV_FORMATS["fp4_68"].page_bytes(64), dtype=torch.uint8)
+    for code in range(16):
+        cache[0, code * 64 + 40] = code << 4  # column 81 of row `code`
+        cache[0, 64 * 64 + code * 4 + 2] = 120 + code  # of columns 64 to 95
+    cache[0, 64 * 64 + 16 * 4 + 3] = 255  # NaN, of columns 96 to 127 of row 16
+    meta = metadata([(18, 1)], torch.zeros(1, 1, dtype=torch.int32))
+    q = torch.zeros(1, 5 * 128)
+    q[0, [81, 128 + 81]] = torch.tensor([3.5, -0.0625])
+    q = encode_fp8(q, "fp8_e4m3fn")
+    weights = torch.tensor([[1.0, 100.0, 0.5, 0.5, 0.5]])
+    kernel = triton_index_logits.bind(request, gpu(arch), scale=1.0)
+    found, exact = (
+        f(x, weights, cache, meta)
+        for f, x in ((kernel, q), (reference(request, scale=1.0), q.double()))
+    )
+    assert torch.equal(found.double()[:, :16], exact[:, :16])
+    assert (exact[:, [1, 2, 3, 4, 5, 6, 7, 9, 15]] > 0).all()
+    assert found.isnan().nonzero().tolist() == [[0, 16]]
 
 
 def test_nothing_to_score() -> None:
