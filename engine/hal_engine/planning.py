@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,13 @@ def plan_model(
     device: DeviceSpec | None = None,
     is_strict: bool = True,
     must_run: bool = False,
+    without: Mapping[str, str] | None = None,
 ) -> PlannedModel:
     """Plans `model` for a device of `registry`, or for `device`, which need not be here.
 
     is_strict: False makes a report, with its violations as data, instead of raising for them.
-    must_run: True for a plan that is to be executed, which not every model can be. Raises
+    must_run: True for a plan that is to be executed, which not every model can be. without: names
+    of implementations that were found not to work here, with what was found. Raises
     ConfigError (the model), SelectionError and PlanError (a model that cannot run, an explicit
     choice that cannot serve, lost fast paths), WaiverError, DeviceNotFoundError.
     """
@@ -76,6 +78,8 @@ def plan_model(
         config, options.precision, options.kv_dtype, device.features, options.index_dtype
     )
     policy = registry.policy(device)
+    if without:
+        policy = replace(policy, disabled={**policy.disabled, **without})
     link = link_of_group(registry, device, options.tp)
     is_dense = options.sparse_attention == "off"
     if is_dense:
@@ -92,6 +96,7 @@ def plan_model(
         *model_notes(config, options.tp),
         *call_notes(sites),
         *device_notes(device, options.tp),
+        *(f"{name} is left out: {why}" for name, why in (without or {}).items()),
     ]
     if per_sequence := kv_bytes_per_sequence(config, precision):
         notes.append(
@@ -109,6 +114,7 @@ def plan_model(
         use=use or {},
         allowed_semantics=frozenset(options.allow_semantics),
         link=link,
+        is_to_run=must_run,
         joins=model_joins(sites),
     )
     max_model_len = options.max_model_len or min(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hal.binding import BoundOps
+from hal.errors import KernelBuildError
 from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook, load_waivers
@@ -62,9 +63,54 @@ def start_engine(
 
     audit_every: see `LiveAudit`; 0 audits nothing.
 
-    use, waivers, disabled_plugins: what the plan was made with, for the other ranks. Raises
-    CheckpointError, ConfigError (the tokenizer), BindingError, PlanError, WorkerError.
+    use, waivers, disabled_plugins: what the plan was made with, for the other ranks. A kernel that
+    cannot be compiled is left out of a second plan, which is as strict: what it would lose is an
+    error that names the kernel, unless a waiver allows it. Raises CheckpointError, ConfigError (the
+    tokenizer), BindingError, PlanError, WorkerError; KernelBuildError with several ranks, which
+    would have to plan again together.
     """
+    without: dict[str, str] = {}
+    while True:
+        try:
+            return _start(planned, registry, use, waivers, disabled_plugins, progress, audit_every)
+        except KernelBuildError as error:
+            if planned.options.tp > 1 or error.implementation in without:
+                raise
+            without[error.implementation] = f"{error.required} does not compile: {error.found}"
+            planned = plan_without(planned, registry, without, use=use, waivers=waivers)
+
+
+def plan_without(
+    planned: PlannedModel,
+    registry: BackendRegistry,
+    without: Mapping[str, str],
+    *,
+    use: Mapping[str, str] | None = None,
+    waivers: str | Path = "",
+) -> PlannedModel:
+    """The plan without implementations that do not work here (name -> what was found), which is as
+    strict as the first one. Raises what planning raises."""
+    return plan_model(
+        Path(planned.config.source),
+        planned.options,
+        registry,
+        load_waivers(waivers) if waivers else WaiverBook(),
+        use,
+        device=planned.device,
+        must_run=True,
+        without=without,
+    )
+
+
+def _start(
+    planned: PlannedModel,
+    registry: BackendRegistry,
+    use: Mapping[str, str] | None,
+    waivers: str | Path,
+    disabled_plugins: tuple[str, ...],
+    progress: Progress | None,
+    audit_every: int,
+) -> Engine:
     options = planned.options
     tokenizer: Tokenizer = load_tokenizer(planned.config)
     order = WorkerOrder(

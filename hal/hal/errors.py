@@ -147,3 +147,15 @@ class AuditError(HalError):
 
 class KernelTuningError(HalError):
     """A configuration of a kernel cannot be measured here, or nothing would say what was."""
+
+
+class KernelBuildError(HalError):
+    """The machine code of a chosen implementation could not be made for its device.
+
+    who: `<implementation> for <op>`, of which `implementation` is the first part.
+    """
+
+    @property
+    def implementation(self) -> str:
+        """The name of the candidate."""
+        return self.who.partition(" for ")[0]

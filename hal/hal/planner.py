@@ -36,7 +36,8 @@ CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
 class PlanInputs:
     """What a plan is made from. `use` is the explicit choice per op (`--use`); `link` is what links
     the devices of a group, None for one device. joins: calls that may take the place of several of
-    the sites, see `hal.joins`."""
+    the sites, see `hal.joins`. is_to_run: the plan will be executed, so that a waiver may be needed
+    once kernels are compiled."""
 
     sites: Sequence[OpSite]
     device: DeviceSpec
@@ -47,6 +48,7 @@ class PlanInputs:
     allowed_semantics: frozenset[str] = frozenset()
     link: GroupLink | None = None
     joins: Sequence[JoinedSite] = ()
+    is_to_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +96,20 @@ def plan_ops(
     if violations and is_strict:
         raise violation_error(f"{inputs.device.name} ({inputs.device.device_id})", violations)
     inputs.waivers.check_after_planning(
-        [(name, site.request) for site in sites for name in site.names()]
+        [(name, site.request) for site in sites for name in site.names()],
+        [
+            (name, op.site.request)
+            for op in planned
+            if _may_not_compile(inputs, op)
+            for name in op.site.names()
+        ],
     )
     return PlannedOps(ops=planned, violations=violations, notes=joined.notes)
+
+
+def _may_not_compile(inputs: PlanInputs, op: PlannedOp) -> bool:
+    """Whether a plan that is to be executed chose a kernel that its first call compiles."""
+    return inputs.is_to_run and any(leaf.kind == "kernel" for leaf in op.choice.leaf)
 
 
 def _join(inputs: PlanInputs) -> JoinedSites:

@@ -60,6 +60,11 @@ def _reference() -> Plugin:
     return Plugin(register_plugin(entry("reference"), reference_plugin))
 
 
+def reference_candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+    """The references of one op, as their plug-in offers them for any device."""
+    return _reference().kernel_candidates(op, device)
+
+
 class ProfileRegistry:
     """What `plan_model` asks of a registry, for the devices of one recorded host or for none."""
 
@@ -81,7 +86,7 @@ class ProfileRegistry:
 
     def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
         own = plugin(device.backend).kernel_candidates(op, device)
-        return (*own, *_reference().kernel_candidates(op, device))
+        return (*own, *reference_candidates(op, device))
 
     def policy(self, device: DeviceSpec) -> DevicePolicy:
         return plugin(device.backend).device_policy(device)

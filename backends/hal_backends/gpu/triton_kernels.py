@@ -20,6 +20,7 @@ from hal.candidates import Bind, Kernel, KernelCandidate, KernelUse, Leaf, Work
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
+from hal_backends.gpu.build_failures import check_compiled, naming_failures
 from hal_backends.gpu.formats import matrix_feature, multiplies_quantised, wide_unit
 from hal_backends.gpu.limits import any_feature, feature, gather, missing_kernel, scope
 from hal_backends.gpu.offers import Offer, on_device, work_of
@@ -127,13 +128,16 @@ def candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     return on_device(offers, op, device)
 
 
-def _load(op: str, device: DeviceSpec) -> Callable[[], Bind]:
+def _load(op: str, device: DeviceSpec, implementation: str = "triton") -> Callable[[], Bind]:
+    name = f"{device.backend}.{op}.{implementation}"
+
     def load() -> Bind:
+        check_compiled(name, device)
         module = importlib.import_module(kernel_module(op))
 
         def bind(request: Any, **static: Any) -> Kernel:
             kernel: Kernel = module.bind(request, device, **static)
-            return kernel
+            return naming_failures(kernel, name, request, device)
 
         return bind
 
@@ -233,7 +237,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         tier=Tier.TUNED,
         summary="quantised operands widened in registers to the 16-bit matrix unit, exactly",
         check=check,
-        load=_load(op, device),
+        load=_load(op, device, "triton_widened"),
         leaf=_leaf(op, device),
         uses=_uses(op, device),
         work=work,
@@ -263,7 +267,7 @@ def _weight_only(op: str, device: DeviceSpec) -> Offer:
         tier=Tier.TUNED,
         summary="only the weight is quantised: widened in registers, activations as they are",
         check=check,
-        load=_load(op, device),
+        load=_load(op, device, "triton_weight_only"),
         leaf=_leaf(op, device),
         notes=lambda r: (ACTIVATIONS_NOT_ROUNDED,),
         work=work,
