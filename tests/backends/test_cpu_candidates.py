@@ -20,6 +20,7 @@ from hal.ops.embedding import EmbeddingRequest
 from hal.ops.formats import FORMATS, QuantizedWeight, torch_dtype
 from hal.ops.gemm import GemmRequest
 from hal.ops.kv_write import KvWriteRequest
+from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import OpRequest, TokenRange
 from hal.ops.rope import RopeRequest
@@ -155,6 +156,39 @@ def test_norm(device: DeviceSpec, dtype: str, has_residual: bool, hidden: int) -
         pairs = zip(got, want, strict=True) if has_residual else [(got, want)]
         for mine, theirs in pairs:
             _check(mine, theirs, TOLERANCE[dtype], candidate.name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("hidden", [64, 100])
+def test_layer_norm(device: DeviceSpec, dtype: str, has_bias: bool, hidden: int) -> None:
+    """Against float64, rows off zero."""
+    request = LayerNormRequest(
+        hidden_size=hidden, has_bias=has_bias, dtype=dtype, tokens=TokenRange(1, 64)
+    )
+    kind = torch_dtype(dtype)
+    weight, bias = (torch.randn(hidden).to(kind) for _ in range(2))
+    given = bias if has_bias else None
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
+    (candidate,) = candidates_for("layer_norm", device)
+    assert not candidate.not_supported_reasons(request)
+    kernel = candidate.load()(request, weight=weight, eps=1e-5, bias=given)
+    for rows in (1, 3, 17):
+        x = (torch.randn(rows, hidden) + 2).to(kind)
+        wide = None if given is None else given.double()
+        want = torch.nn.functional.layer_norm(x.double(), (hidden,), weight.double(), wide, 1e-5)
+        got = kernel(x)
+        assert got.dtype == kind
+        assert float((got.double() - want).abs().max() / want.abs().max()) <= tolerance
+
+
+def test_layer_norm_of_another_dtype_is_refused_with_both(device: DeviceSpec) -> None:
+    request = LayerNormRequest(
+        hidden_size=64, has_bias=False, dtype="float64", tokens=TokenRange(1, 64)
+    )
+    (candidate,) = candidates_for("layer_norm", device)
+    (reason,) = candidate.not_supported_reasons(request)
+    assert (reason.what, reason.found) == ("dtype", "float64")
 
 
 @pytest.mark.parametrize("style", ["half_split", "interleaved"])

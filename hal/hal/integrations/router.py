@@ -34,8 +34,9 @@ from hal.integrations.call_places import (
 from hal.integrations.expert_places import ExpertsPlace, arranger, calling, is_experts
 from hal.integrations.free_calls import CallMode
 from hal.integrations.kernel_marks import KernelMarks
+from hal.integrations.norm_places import Norms, calling_norm, noting_norm
 from hal.integrations.rehearsal import TOLERANCES, Step, largest_difference, run_steps
-from hal.integrations.routing_refusals import CallCheck
+from hal.integrations.routing_refusals import CallCheck, hiding_modules
 from hal.integrations.swapped_modules import guard, swap_forward, swap_place
 from hal.ops.dense_attention import DenseAttentionRequest, reference
 from hal.plan import OpSite, Plan, group_sites
@@ -48,7 +49,7 @@ from hal.waivers import WaiverBook
 class _Quiet(WaiverBook):
     """Waivers for a part of the call sites: those of the other part are not unused."""
 
-    def check_after_planning(self, sites: Sequence[Any]) -> None:
+    def check_after_planning(self, sites: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
         pass
 
 
@@ -72,6 +73,7 @@ class Router:
         self.marks = KernelMarks()
         self.book = CallBook(model)
         self._experts: dict[torch.nn.Module, ExpertsPlace] = {}
+        self._norms = Norms()
         self._registry = registry
         self._waivers = waivers
         self._use = use
@@ -82,7 +84,7 @@ class Router:
         self._baseline: list[int] = []
 
     def find_own(self) -> None:
-        """Modules whose shapes say what they call: plain linears and tables, experts."""
+        """Modules that say what they call: plain linears and tables, experts, norms."""
         for module, name in self.book.names.items():
             if type(module) is torch.nn.Linear:
                 self.book.own[module] = LinearPlace(
@@ -92,13 +94,19 @@ class Router:
                 self.book.own[module] = EmbeddingPlace(name=name, weight=module.weight)
             elif is_experts(module):
                 self._experts[module] = ExpertsPlace(name=name, module=module)
+            else:
+                self._norms.find(name, module)
+
+    def _module_places(self) -> list[Place]:
+        """Places of modules that have one of their own, besides linears and tables."""
+        return [*self._experts.values(), *self._norms.places.values()]
 
     def check_own(self) -> None:
         """A fast path that is lost by the shapes alone raises before any forward."""
         if not self._is_strict:
             return
         quiet = _Quiet(self._waivers.waivers, self._waivers.source)
-        own = self._sites([*self.book.own.values(), *self._experts.values()])
+        own = self._sites([*self.book.own.values(), *self._module_places()])
         labels = {site.request.label for site in own} | {site.request.op for site in own}
         use = {label: name for label, name in self._use.items() if label in labels}
         planned = plan_ops(self._inputs(own, quiet, use), is_strict=False)
@@ -121,9 +129,13 @@ class Router:
             rehearsing.callback(attention_interface.claim(self.model, self._rehearse_attention))
             for module, place in self._experts.items():
                 rehearsing.callback(swap_forward(module, self._noting(module, place)))
+            for module, norm in self._norms.places.items():
+                noted = noting_norm(module, norm, lambda: self.book.tokens)
+                rehearsing.callback(swap_forward(module, noted))
             with CallMode(self.book.record, self.marks.is_inside):
                 run_steps(self.model, steps, before=self._start)
         self.book.keep_needed_constants()
+        self._norms.drop_refused()
         return wanted
 
     def _start(self, step: Step) -> None:
@@ -156,7 +168,7 @@ class Router:
 
     def plan(self) -> Plan:
         """The plan of every call that was found. Raises for a lost fast path that nobody waived."""
-        places = [*self.book.places(), *self._experts.values()]
+        places = [*self.book.places(), *self._module_places()]
         return create_plan(
             self._inputs(self._sites(places), self._waivers, self._use),
             model=_summary(self.model),
@@ -184,7 +196,7 @@ class Router:
         )
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = list(self._norms.notes())
         attention = [p for p in self.book.places() if isinstance(p, AttentionPlace)]
         if not attention:
             notes.append("no attention was recognised: neither an interface's nor torch's own")
@@ -199,12 +211,14 @@ class Router:
     def bind(self, plan: Plan) -> None:
         """Binds every place, then leads the model's calls to them."""
         ops = BoundOps(plan, wrap=self.marks.wrap)
-        for place in (*self.book.places(), *self._experts.values()):
+        for place in (*self.book.places(), *self._module_places()):
             place.bind(ops)
         for module, own in self.book.own.items():
             self._undo.callback(swap_place(module, own))
         for module, experts in self._experts.items():
             self._undo.callback(swap_forward(module, calling(experts, arranger(module))))
+        for module, norm in self._norms.places.items():
+            self._undo.callback(swap_forward(module, calling_norm(norm)))
         mode = CallMode(self.book.route, self.marks.is_inside)
         for module in self.book.guarded:
             self._undo.callback(guard(module, mode))
@@ -263,7 +277,7 @@ class Router:
 
     def _escaped(self, outside: Sequence[EscapedCall]) -> RoutingError:
         lines = [f"{call.op} at {call.location}" for call in outside]
-        reasons = list(dict.fromkeys(self.book.refused.values()))
+        reasons = [*hiding_modules(self.model), *dict.fromkeys(self.book.refused.values())]
         more = [f"… and {len(lines) - 12} more"] if len(lines) > 12 else []
         return RoutingError(
             f"routing of {type(self.model).__name__}",

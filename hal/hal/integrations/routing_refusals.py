@@ -121,6 +121,21 @@ def _check_tensors(who: str, model: Any) -> None:
         )
 
 
+def hiding_modules(model: torch.nn.Module) -> list[str]:
+    """Torch's own modules that call products where nothing can lead them elsewhere, in a line."""
+    kinds = torch.nn.MultiheadAttention | torch.nn.RNNBase
+    hiding = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    if not hiding:
+        return []
+    names = list(hiding)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    words = ", ".join(sorted({type(module).__name__ for module in hiding.values()}))
+    return [
+        f"{', '.join(names[:3])}{more} ({words}): torch calls its products inside one function "
+        "of its own, where nothing can be led elsewhere"
+    ]
+
+
 def device_of(model: Any, device: str | None, registry: BackendRegistry) -> DeviceSpec:
     """The device that the model's parameters are on. device: its id, where there are several.
 

@@ -17,13 +17,20 @@ from routed_models import MODELS, NEEDS_WAIVER, VOCAB, attention_waivers, make_m
 DIFFERENCE = 1e-5  # of the largest logit
 # Implementations that need no compilation, which would take most of the time of these tests; the
 # choice of selection has tests of its own.
-PLAIN = {"gemm": "cpu.gemm.linear_fp32", "embedding": "cpu.embedding.index_select"}
+PLAIN = {
+    "gemm": "cpu.gemm.linear_fp32",
+    "embedding": "cpu.embedding.index_select",
+    "norm.rms": "reference.norm.rms",
+}
+LAYER_NORMS = frozenset({"Falcon", "Bloom", "GPT2", "Bert", "ViT"})
 
 
 def routed_tiny(name: str, model: Any, use: Mapping[str, str] = PLAIN) -> RoutedModel:
     waivers = attention_waivers() if name in NEEDS_WAIVER else None
     if name == "ViT":  # has no table, and a choice for an op that is not there is an error
         use = {op: choice for op, choice in use.items() if op != "embedding"}
+    if name in LAYER_NORMS:
+        use = {op: choice for op, choice in use.items() if op != "norm.rms"}
     return route(model, waivers=waivers, use=use, max_tokens=128, registry=registry())
 
 
@@ -110,8 +117,14 @@ def test_counts_are_calls() -> None:
         by_op = Counter[str]()
         for row in routed.counts():
             by_op[row.op] += row.calls
-    # 7 linears in each of 2 layers and the head; one table; one attention a layer.
-    assert by_op == {"gemm": 3 * 15, "embedding": 3, "dense_attention": 3 * 2}
+    # 7 linears in each of 2 layers and the head; one table; one attention a layer; two norms a
+    # layer and the last.
+    assert by_op == {
+        "gemm": 3 * 15,
+        "embedding": 3,
+        "dense_attention": 3 * 2,
+        "norm.rms": 3 * 5,
+    }
 
 
 def test_the_plan_names_every_call_site_and_is_stable() -> None:

@@ -243,3 +243,22 @@ def test_counts_hold_over_threads() -> None:
     assert all(torch.allclose(one, wanted[0], atol=1e-5) for one in got)
     assert set(totals.values()) == {21}
     assert before
+
+
+def test_modules_of_torch_that_hide_their_products_are_named() -> None:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    config = SiglipVisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=4,
+    )
+    model = SiglipVisionModel(config).eval()
+    before = state(model)
+    with pytest.raises(RoutingError) as raised:
+        route(model, max_tokens=256, registry=registry())
+    assert "head.attention (MultiheadAttention)" in str(raised.value)
+    assert state(model) == before

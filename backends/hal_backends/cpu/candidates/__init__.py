@@ -28,6 +28,7 @@ _OFFERS: Mapping[str, Offer] = MappingProxyType(
         "grouped_gemm": products.grouped_candidates,
         "batched_gemm": products.batched_candidates,
         "norm.rms": elementwise.norm_candidates,
+        "layer_norm": elementwise.layer_norm_candidates,
         "rope": elementwise.rope_candidates,
         "kv_write": elementwise.kv_write_candidates,
         "activation.gated": elementwise.activation_candidates,

@@ -1,4 +1,5 @@
-"""Norm, rope, KV write, gated activation on the CPU: kernels that numba compiles here."""
+"""Norms, rope, KV write, gated activation on the CPU: kernels that numba compiles here, and torch's
+layer norm."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from hal.device import DeviceSpec
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.formats import torch_dtype
 from hal.ops.kv_write import KvWriteRequest
+from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.rope import RopeRequest
 from hal.reasons import Reason
@@ -70,6 +72,43 @@ def norm_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             not_supported_reasons=reasons,
             load=_load_norm,
             leaf=_leaf("norm"),
+        ),
+    )
+
+
+def _load_layer_norm() -> Bind:
+    import torch.nn.functional as functional
+
+    def bind(
+        request: LayerNormRequest,
+        *,
+        weight: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> Kernel:
+        shape = [request.hidden_size]
+
+        def norm(x: torch.Tensor) -> torch.Tensor:
+            rows = x.reshape(*x.shape[:-1], -1, request.hidden_size)
+            return functional.layer_norm(rows, shape, weight, bias, eps).flatten(-2)
+
+        return norm
+
+    return bind
+
+
+def layer_norm_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
+    return (
+        KernelCandidate(
+            name="cpu.layer_norm.torch",
+            op="layer_norm",
+            tier=Tier.TUNED,
+            summary="torch's fused layer norm, vectorised for the CPU",
+            not_supported_reasons=lambda r: gather(
+                scope("dtype", r.dtype, ("float32", "bfloat16", "float16"))
+            ),
+            load=_load_layer_norm,
+            leaf=(Leaf(kind="aten_op", name="aten::native_layer_norm"),),
         ),
     )
 
