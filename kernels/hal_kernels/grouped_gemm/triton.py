@@ -21,8 +21,10 @@ from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_mxfp4_kernel,
 )
 from hal_kernels.grouped_gemm.triton_limits import choose_kernel
+from hal_kernels.grouped_gemm.triton_tuning import chosen, shape_of
 from hal_kernels.grouped_gemm.triton_variants import tiles
 from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
+from hal_kernels.tuning.store import tuned_rows
 
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -69,8 +71,12 @@ def _launch(
         "CLAMP": request.clamp,
     }
 
+    tuned = tuned_rows(shape_of(request, device), device)
+
     def launch(rows: int) -> tuple[tuple[int, int], dict[str, Any]]:
-        config = tiles(target, kind, -(-rows // experts), is_gated=is_gated, group=group) | shared
+        of_expert = -(-rows // experts)
+        default = tiles(target, kind, of_expert, is_gated=is_gated, group=group)
+        config = default | tuned.choose(of_expert, chosen(default)) | shared
         most = min(rows, rows // config["BLOCK_M"] + experts)
         return (most, -(-request.out_features // config["BLOCK_N"])), config
 

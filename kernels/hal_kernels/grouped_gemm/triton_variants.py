@@ -22,7 +22,7 @@ _SCALED_UNITS = frozenset({"sm_120", "gfx950"})
 _MIXED_UNITS = frozenset({"gfx950"})
 # With fewer than 64 rows in a tile Triton leaves wgmma and tcgen05 for mma.sync, and there widens
 # FP8 to 16 bits without a word: the evidence shows it.
-_NEEDS_64_ROWS = frozenset({"sm_90", "sm_100", "sm_103"})
+NEEDS_64_ROWS = frozenset({"sm_90", "sm_100", "sm_103"})
 
 
 def tiles(
@@ -30,7 +30,7 @@ def tiles(
 ) -> dict[str, Any]:
     """Tile sizes and launch options for so many rows per expert: a decode has one or two. group:
     columns that share a scale. The exceptions keep registers from spilling: see the evidence."""
-    few = rows <= FEW_ROWS and (kind == "dense" or target.arch not in _NEEDS_64_ROWS)
+    few = rows <= FEW_ROWS and (kind == "dense" or target.arch not in NEEDS_64_ROWS)
     columns = 32 if is_gated and group == 128 and not few else 64
     stages = 2 if target.backend == "hip" else 3
     base: dict[str, Any] = {

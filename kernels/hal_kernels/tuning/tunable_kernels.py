@@ -12,15 +12,24 @@ from hal.suggestions import did_you_mean
 from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.attention import triton_tuning as attention
 from hal_kernels.gemm import triton_tuning as gemm
+from hal_kernels.grouped_gemm import triton_tuning as grouped_gemm
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.tunable import TunableKernel
 
-_KERNELS: tuple[TunableKernel, ...] = (*attention.TUNABLE, *gemm.TUNABLE)
+_KERNELS: tuple[TunableKernel, ...] = (
+    *attention.TUNABLE,
+    *gemm.TUNABLE,
+    *grouped_gemm.TUNABLE,
+)
 TUNABLE: Mapping[str, TunableKernel] = MappingProxyType({k.kernel: k for k in _KERNELS})
 
 ShapeOf = Callable[[Any, DeviceSpec], tuple[str, ShapeClass] | None]
 SHAPE_OF: Mapping[str, ShapeOf] = MappingProxyType(
-    {"attention": attention.shape_of, "gemm": gemm.shape_of}
+    {
+        "attention": attention.shape_of,
+        "gemm": gemm.shape_of,
+        "grouped_gemm": grouped_gemm.shape_of,
+    }
 )
 """Op -> the kernel and the class of a request."""
 

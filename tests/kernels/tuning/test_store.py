@@ -16,6 +16,11 @@ from hal_kernels.attention.triton import bind as bind_attention
 from hal_kernels.attention.triton_kernels import _attention_decode_kernel
 from hal_kernels.gemm.triton import bind
 from hal_kernels.gemm.triton_kernels import _gemm_fp8_block_kernel, _gemm_kernel
+from hal_kernels.grouped_gemm.triton import bind as bind_grouped
+from hal_kernels.grouped_gemm.triton_kernels import (
+    _grouped_gemm_kernel,
+    _grouped_gemm_mxfp4_kernel,
+)
 from hal_kernels.tuning.configuration_files import ConfigurationFile, ShapeEntry, Trial
 from hal_kernels.tuning.session import TuningTask
 from hal_kernels.tuning.store import (
@@ -93,6 +98,27 @@ def test_a_launch_takes_the_configuration_of_its_class_and_no_other(
     other = wider.tunable.call(wider.shape, "cpu")
     bind(other.request, device, **other.static)(*other.args)
     assert launches.seen[-1]["BLOCK_N"] == one.configurations[0]["BLOCK_N"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "function"),
+    [
+        ("grouped_gemm.dense", _grouped_gemm_kernel),
+        ("grouped_gemm.mxfp4", _grouped_gemm_mxfp4_kernel),
+    ],
+)
+def test_products_per_expert_take_the_configuration_of_the_rows_of_an_expert(
+    kernel: str, function: Any, task: Tasks, device: DeviceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = task(kernel, "experts=2,k=64,n=64,rows=4")
+    call = one.tunable.call(one.shape, "cpu")
+    before = bind_grouped(call.request, device, **call.static)(*call.args)
+    keep(one, one.configurations[0] | {"BLOCK_N": 16, "num_warps": 2})
+    launches = Launches(function, monkeypatch)
+    after = bind_grouped(call.request, device, **call.static)(*call.args)
+    (seen,) = launches.seen
+    assert (seen["BLOCK_N"], seen["num_warps"]) == (16, 2)
+    torch.testing.assert_close(after, before, rtol=2e-2, atol=2e-2)
 
 
 def test_a_decode_takes_the_configuration_of_its_number_of_sequences(
