@@ -14,6 +14,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hal.errors import SettingsError
+from hal.text_files import read_regular_text
 from hal_engine.server.config import ServerConfig, is_loopback_name
 from hal_engine.server.errors import ApiError
 
@@ -27,9 +28,9 @@ def resolve_api_key(config: ServerConfig) -> bytes | None:
         return _checked(config.api_key.get_secret_value(), "api_key")
     if config.api_key_file is not None:
         try:
-            text = config.api_key_file.read_text(encoding="ascii")
+            text = read_regular_text(config.api_key_file)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not ASCII"
+            reason = (error.strerror or error) if isinstance(error, OSError) else "not ASCII"
             raise SettingsError(
                 f"server: api_key_file {config.api_key_file}",
                 "a readable ASCII file with the key",

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -318,6 +319,12 @@ def test_key_sources(tmp_path: Path) -> None:
         assert bad == "" or bad not in str(caught.value)
     with pytest.raises(SettingsError):
         resolve_api_key(ServerConfig(api_key_file=tmp_path / "none"))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "bytes").write_bytes(KEY.encode() + b"\xff")
+    for unreadable in ("fifo", "bytes", "."):  # none of them hangs, and no key is shown
+        with pytest.raises(SettingsError) as caught:
+            resolve_api_key(ServerConfig(api_key_file=tmp_path / unreadable))
+        assert KEY not in str(caught.value)
     with pytest.raises(ValidationError) as both:
         ServerConfig(api_key=KEY, api_key_file=path)
     assert KEY not in str(both.value)
