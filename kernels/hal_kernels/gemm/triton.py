@@ -14,6 +14,7 @@ from hal.ops.gemm import GemmRequest
 from hal.ops.low_precision import decode_scale, encode_ue8m0
 from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
+from hal_kernels.gemm.fp8_weight_kernels import _gemm_fp8_weight_kernel
 from hal_kernels.gemm.triton_kernels import (
     _gemm_fp8_block_kernel,
     _gemm_kernel,
@@ -24,7 +25,7 @@ from hal_kernels.gemm.triton_kernels import (
 from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of
 from hal_kernels.gemm.triton_stream_k import bind_stream_k
 from hal_kernels.gemm.triton_tuning import shape_of
-from hal_kernels.gemm.triton_variants import configurations
+from hal_kernels.gemm.triton_variants import configurations, fp8_weight_tiles
 from hal_kernels.quantize.triton import bind_quantize_groups
 from hal_kernels.tuning.store import TunedRows, tuned_rows
 
@@ -55,6 +56,8 @@ def bind(
         return _bind_mxfp8(request, target, weight, tuned)
     if choice.kernel == "gemm.fp8_block":
         return _bind_fp8_block(request, target, weight, fp8_dtype(device), tuned)
+    if choice.kernel == "gemm.fp8_weight_only":
+        return _bind_fp8_weight_only(request, target, weight)
     return _bind_weight_only(request, target, weight, tuned)
 
 
@@ -68,6 +71,12 @@ def _pick(table: str, target: Target, rows: int, k: int = 0) -> dict[str, int]:
     """The configuration for so many rows; splits of K only where K is long."""
     found: Mapping[str, Mapping[str, int]] = configurations(table, target)
     return dict(found[size_of(rows, k)])
+
+
+def _result(request: GemmRequest, x: torch.Tensor) -> torch.Tensor:
+    """Memory for the product's rows, in the dtype that the request asks for."""
+    dtype = torch_dtype(request.out_dtype or request.dtype)
+    return torch.empty((x.shape[0], request.n), dtype=dtype, device=x.device)
 
 
 def _grid(config: Mapping[str, int], rows: int, features: int) -> int:
@@ -135,7 +144,7 @@ def _bind_fp8_block(
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         values, x_scale = quantize(x)
-        y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
+        y = _result(request, x)
         name = f"g{group}-small" if size_of(rows) == "small" else f"g{group}"
         config = tuned.choose(rows, found[name])
         if rows:
@@ -181,13 +190,41 @@ def _bind_mxfp8(
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         values, x_codes = quantize(x)
-        y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
+        y = _result(request, x)
         config = tuned.choose(rows, default) | scale_n
         if rows:
             _gemm_mxfp8_kernel[(_grid(config, rows, request.n),)](
                 values, x_codes, data, codes, y, rows, request.n, request.k,
                 values.stride(0), x_codes.stride(0), data.stride(0), codes.stride(0), y.stride(0),
                 **config,
+            )  # fmt: skip
+        return y
+
+    return kernel
+
+
+def _bind_fp8_weight_only(request: GemmRequest, target: Target, weight: QuantizedWeight) -> Product:
+    form = weight.format
+    data = weight.data.contiguous().view(torch.uint8)
+    scale = decode_scale(weight.scale, form.scale_dtype).contiguous()
+    if bool((data & 0x7F == 0x7F).any()):
+        # The kernel would read such a code as a number.
+        raise BindingError(
+            f"Triton product for {request.label}",
+            "FP8 weights that are numbers",
+            "NaN among them",
+            "load another checkpoint",
+        )
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        y = _result(request, x)
+        config = fp8_weight_tiles(target, size_of(rows))
+        if rows:
+            _gemm_fp8_weight_kernel[(_grid(config, rows, request.n),)](
+                x, data, scale, y, rows, request.n, request.k,
+                x.stride(0), data.stride(0), scale.stride(0), y.stride(0),
+                GROUP_K=int(form.group_size or 0), **config,
             )  # fmt: skip
         return y
 
@@ -203,7 +240,7 @@ def _bind_weight_only(
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
-        y = torch.empty((rows, request.n), dtype=x.dtype, device=x.device)
+        y = _result(request, x)
         config = tuned.choose(rows, _pick("gemm_weight_only", target, rows))
         if rows:
             _gemm_weight_only_kernel[(_grid(config, rows, request.n),)](

@@ -54,6 +54,8 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         return not_written("gemm", "epilogue", "none for quantised weights", request.epilogue)
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
         return _block_scaled(request, device)
+    if form.element == "fp8_e4m3fn" and form.activation == "float":
+        return _float_activations(request)
     if form.element == "int" and form.activation == "float":
         kind = {(8, 0): "w8", (4, 32): "w4g32"}.get((form.bits, form.group_size or 0))
         if kind is not None:
@@ -73,6 +75,17 @@ def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         few = "-small" if size_of(request.tokens.high) == "small" else ""
         return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}{few}")
     return not_written("gemm.fp8_block", "blocks", "32x32 or 128x128", form.name)
+
+
+def _float_activations(request: GemmRequest) -> KernelChoice | Reason:
+    """FP8 weights in square blocks that meet the activations as they are."""
+    form = request.weight_format
+    if form.group_size not in (32, 128) or form.block_n != form.group_size:
+        return not_written("gemm.fp8_weight_only", "blocks", "32x32 or 128x128", form.name)
+    if request.dtype != "bfloat16":
+        return not_written("gemm.fp8_weight_only", "dtype", "bfloat16", request.dtype)
+    config = f"{size_of(request.tokens.high)}-g{form.group_size}"
+    return KernelChoice("gemm.fp8_weight_only", request.dtype, config)
 
 
 def fp8_dtype(device: DeviceSpec) -> str:

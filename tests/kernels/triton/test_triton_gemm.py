@@ -128,6 +128,51 @@ def test_fp8_blocks(shape: tuple[int, int, int], name: str, arch: str) -> None:
     assert_close(kernel(x), exact, TOLERANCE["bfloat16"])
 
 
+@pytest.mark.parametrize(
+    "name", ["fp8_block32_ue8m0", "fp8_block128_ue8m0", "fp8_block128"], ids=str
+)
+@pytest.mark.parametrize("shape", [(1, 130, 256), (19, 48, 200)], ids=["m1", "m19-cut"])
+def test_fp8_weights_with_the_activations_as_they_are(
+    shape: tuple[int, int, int], name: str
+) -> None:
+    """Nothing is rounded but the result: weights of any size meet activations in 16 bits."""
+    m, n, k = shape
+    sizes = torch.logspace(-6, 4, n)[:, None] * torch.logspace(-2, 2, k)
+    weight = quantize_weight(torch.randn(n, k) * sizes, FORMATS[name])
+    request = request_of(shape, "bfloat16", weight_format=FORMATS[name])
+    x = (torch.randn(m, k + 16) / torch.logspace(-2, 2, k + 16)).bfloat16()[:, :k]
+    found = triton_gemm.bind(request, gpu("gfx942"), weight=weight)(x)
+    exact = reference(request, weight=weight)(x.double())
+    assert found.dtype == torch.bfloat16
+    # Each element against the magnitudes that it is the sum of: its block's scale is its own.
+    most = x.double().abs() @ weight.dequantize().double().abs().T
+    assert ((found.double() - exact).abs() <= 2.0**-8 * exact.abs() + 2.0**-20 * most).all()
+
+
+def test_fp8_weights_that_are_not_numbers_are_refused() -> None:
+    weight = quantize_weight(torch.randn(32, 32), FORMATS["fp8_block32_ue8m0"])
+    weight.data.view(torch.uint8)[3, 5] = 0xFF
+    request = request_of((1, 32, 32), "bfloat16", weight_format=weight.format)
+    with pytest.raises(BindingError, match="NaN among them"):
+        triton_gemm.bind(request, gpu("sm_90"), weight=weight)
+
+
+@pytest.mark.parametrize("name", ["fp8_block32_ue8m0", "fp8_block128_a8", "int8_channel"])
+def test_quantised_weights_with_results_in_float32(name: str) -> None:
+    shape, form = (3, 48, 256), FORMATS[name]
+    weight = (
+        integer_weight(48, 256, name)
+        if form.element == "int"
+        else quantize_weight(torch.randn(48, 256), form)
+    )
+    request = request_of(shape, "bfloat16", weight_format=form, out_dtype="float32")
+    x = torch.randn(3, 256).bfloat16()
+    found = triton_gemm.bind(request, gpu("sm_90"), weight=weight)(x)
+    assert found.dtype == torch.float32
+    # int8's values are rounded to the activations' dtype in the product.
+    assert_close(found, reference(request, weight=weight)(x.double()), 1e-4)
+
+
 def test_what_no_kernel_is_written_for_is_refused() -> None:
     request = request_of((1, 48, 64), "bfloat16", weight_format=FORMATS["nvfp4"])
     with pytest.raises(BindingError, match="nvfp4"):
