@@ -139,6 +139,47 @@ def _weight_only(target: Target) -> Sequence[KernelVariant]:
     return variants
 
 
+def fp8_weight_tiles(target: Target, size: str) -> dict[str, int]:
+    """Tile sizes and launch options of FP8 weights whose activations stay: those of other weights
+    that are widened in registers. size: "large" or "small"."""
+    if size == "large":
+        # Of these the registers hold less beside the widened weight.
+        is_rdna = target.arch.startswith(("gfx11", "gfx12"))
+        return {
+            "BLOCK_M": 64,
+            "BLOCK_N": 32 if target.arch.startswith("gfx11") else 64,
+            "GROUP_M": 8,
+            "num_warps": 8 if is_rdna else 4,
+            "num_stages": 2,
+        }
+    return {"BLOCK_M": 16, "BLOCK_N": 32, "GROUP_M": 1, "num_warps": 4, "num_stages": 2}
+
+
+def _fp8_weight(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for size in ("large", "small"):
+        for group in (32, 128):
+            constants, warps, stages = _split(fp8_weight_tiles(target, size))
+            variants.append(
+                KernelVariant(
+                    dtype="bfloat16",
+                    config=f"{size}-g{group}",
+                    pointers={
+                        "x_MK_ptr": "bfloat16",
+                        "w_NK_ptr": "uint8",
+                        "scale_BB_ptr": "float32",
+                        "y_MN_ptr": "bfloat16",
+                    },
+                    scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_sb"), "i32")},
+                    divisible=frozenset({"N", "K", *_STRIDES}),
+                    constants={**constants, "GROUP_K": group},
+                    num_warps=warps,
+                    num_stages=stages,
+                )
+            )
+    return variants
+
+
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
@@ -179,5 +220,10 @@ KERNELS = (
     TritonKernel(
         name="gemm.weight_only", op="gemm", module=_MODULE, function="_gemm_weight_only_kernel",
         variants=_weight_only, uses_matrix_unit=True,
+    ),
+    TritonKernel(
+        name="gemm.fp8_weight_only", op="gemm", module="hal_kernels.gemm.fp8_weight_kernels",
+        function="_gemm_fp8_weight_kernel", variants=_fp8_weight, uses_matrix_unit=True,
+        sources=(_MODULE, "hal_kernels.kv_write.packed_rows"),
     ),
 )  # fmt: skip
