@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hal.device import DeviceSpec
 from hal.device_group import GroupLink
+from hal.kernel_uses import planned_uses
 from hal.memory_need import stored_weight_bytes
 from hal.ops import CATALOGUE
 from hal.plan import OpSite, PlannedOp
@@ -35,12 +36,18 @@ def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
     """Chosen implementations that run with a configuration nobody measured on the device."""
     names: dict[str, set[str]] = {}
     for op in ops:
-        if op.choice.untuned:
+        if op.choice.untuned and not _is_measured(op):
             names.setdefault(op.choice.untuned, set()).add(op.choice.name)
     return [
         f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
         for text, chosen in names.items()
     ]
+
+
+def _is_measured(op: PlannedOp) -> bool:
+    """Whether every kernel of it that has something to choose was measured on the device."""
+    bases = {use.basis for use in planned_uses(op)} - {"fixed"}
+    return bases == {"measured"}
 
 
 def _copy_notes(ops: Sequence[PlannedOp]) -> list[str]:

@@ -182,7 +182,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
         leaf=_leaf(op, device),
         uses=_uses(op, device),
         requires=("triton",),
-        untuned=untuned(FOLDERS[op], device.arch),
+        untuned=untuned(device.arch),
         modules=(kernel_module(op),),
         is_graph_safe=True,
     )
@@ -214,7 +214,7 @@ def _native(op: str, device: DeviceSpec) -> Offer:
         leaf=_leaf(op, device),
         uses=_uses(op, device),
         requires=("triton",),
-        untuned=untuned(FOLDERS[op], device.arch),
+        untuned=untuned(device.arch),
         modules=(kernel_module(op),),
         is_graph_safe=True,
     )
@@ -242,7 +242,7 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
         uses=_uses(op, device),
         work=work,
         requires=("triton",),
-        untuned=untuned(FOLDERS[op], device.arch),
+        untuned=untuned(device.arch),
         modules=(kernel_module(op),),
         is_graph_safe=True,
     )
@@ -272,7 +272,7 @@ def _weight_only(op: str, device: DeviceSpec) -> Offer:
         notes=lambda r: (ACTIVATIONS_NOT_ROUNDED,),
         work=work,
         requires=("triton",),
-        untuned=untuned(FOLDERS[op], device.arch),
+        untuned=untuned(device.arch),
         modules=(kernel_module(op),),
         is_graph_safe=True,
     )
