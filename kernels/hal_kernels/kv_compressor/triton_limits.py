@@ -23,7 +23,8 @@ def not_supported_reasons(
     """Empty if they serve and their machine code is of an allowed tier."""
     if request.graph_mode == "graph":
         # The number of entries is read from the device.
-        return [not_written(_KERNEL, "graph_mode", "none", request.graph_mode)]
+        wanted = "eager: the number of entries is read back"
+        return [not_written(_KERNEL, "graph_mode", wanted, request.graph_mode)]
     if request.head_dim > _MOST_DIM:
         return [
             Reason(

@@ -11,6 +11,7 @@ import hal_kernels.kv_compressor.triton as triton_compressor
 from gpu_devices import gpu
 from hal.errors import BindingError
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest, reference
+from hal_kernels.kv_compressor.triton_limits import not_supported_reasons
 
 # Of the result, which is rounded once; and of float32 sums.
 TOLERANCE = {"bfloat16": 2.0**-8, "float32": 2e-5}
@@ -108,3 +109,11 @@ def test_gates_of_any_size() -> None:
 def test_a_weight_that_does_not_fit_the_request() -> None:
     with pytest.raises(BindingError, match="norm_weight"):
         triton_compressor.bind(request_of(4, False, "float32"), gpu("sm_90"))
+
+
+def test_a_captured_graph_is_refused_since_the_number_of_entries_is_read_back() -> None:
+    request = request_of(4, True, "bfloat16", graph_mode="graph")
+    (reason,) = not_supported_reasons(request, gpu("sm_90"))
+    assert (reason.what, reason.found) == ("kv_compressor.pool: graph_mode", "graph")
+    assert reason.required == "eager: the number of entries is read back"
+    assert not not_supported_reasons(request_of(4, True, "bfloat16"), gpu("sm_90"))
