@@ -251,6 +251,7 @@ def main() -> int:
         "load_average": [load_before, load_average()],
         "others_busy": comparison.others_busy,
         "contenders": comparison.servers,
+        "left_out": sorted(SERVERS.keys() - set(names)),
         "ratios": compare(comparison.servers, rates, goals)
         + compare(comparison.servers, late, late_goals, smallest=True),
     }

@@ -247,6 +247,7 @@ def main() -> int:
         "load_average": [load_before, load_average()],
         "others_busy": comparison.others_busy,
         "contenders": comparison.contenders,
+        "left_out": sorted(ENTRIES.keys() - {entry.name for entry in entries}),
         "ratios": compare(comparison.contenders, workload.rows(), goals(workload)),
     }
     text = markdown(document, workload.rows(), "tokens/s")

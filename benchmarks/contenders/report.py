@@ -115,6 +115,8 @@ def markdown(document: Document, rows: Sequence[str], unit: str) -> str:
     if failed:
         lines += ["", "Did not run:", ""]
         lines += [f"- {name}: {reason}" for name, reason in failed.items()]
+    if document.get("left_out"):
+        lines += ["", f"Known and not in this run, by choice: {', '.join(document['left_out'])}."]
     lines += ["", "Versions:", ""]
     lines += [
         f"- {name}: " + ", ".join(f"{k} {v}" for k, v in contender["versions"].items())
