@@ -70,8 +70,9 @@ def test_what_was_always_observed_counts_into_the_share(monkeypatch: pytest.Monk
     assert one.spent_ns * steps._UNSEEN <= steps.LIGHT_SHARE * one.now_ns
 
 
-def test_a_loss_of_each_step_is_found_among_many_steps() -> None:
+def test_a_loss_of_each_step_is_found_among_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules ask what happens in every step, and must be told of the steps that were seen."""
+    monkeypatch.setattr(steps, "LIGHT_SHARE", 0.0)  # the first two, however slow the machine is
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -86,9 +87,8 @@ def test_a_loss_of_each_step_is_found_among_many_steps() -> None:
         for _ in range(300):
             model(torch.randn(64, 96))
     note = next(note for note in report.result.notes if note.startswith("light mode"))
-    num_observed = int(note.split()[2])
-    assert 2 <= num_observed < 300
-    assert report.trace.steps == num_observed
+    assert note.startswith("light mode: 2 of 300 cycles")
+    assert report.trace.steps == 2
     products = [op for op in report.trace.ops if op.op_class == "gemm"]
-    assert sum(op.calls for op in products) == num_observed
+    assert sum(op.calls for op in products) == 2
     assert {finding.rule for finding in report.findings} >= {"cast-each-call"}
