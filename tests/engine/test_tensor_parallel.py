@@ -197,6 +197,22 @@ def test_a_batch_that_a_frozen_worker_does_not_read_is_an_error_in_time(
         workers.stop()
 
 
+@pytest.mark.parametrize("said", ["no JSON", "[1]", '{"state": '])
+def test_an_answer_of_a_worker_that_is_none_is_named(said: str) -> None:
+    process = subprocess.Popen(["echo", said], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    worker = tensor_parallel._Worker(1, process, process.stdin, process.stdout)
+    workers = tensor_parallel.Workers([worker])
+    try:
+        with pytest.raises(WorkerError) as raised:
+            workers.wait_until("planned")
+    finally:
+        workers.stop()
+    assert "rank 1" in raised.value.who
+    assert said in raised.value.found
+
+
 def test_what_a_collective_could_not_raise_ends_the_step(
     oracle: tuple[Path, GreedyOracle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
