@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,11 @@ from rich.console import Console
 
 from absent_plans import plan, profile
 from hal.auditing.document import LeafCheck
-from hal.errors import SettingsError
+from hal.candidates import KernelUse
+from hal.decided_notes import decided_notes
+from hal.errors import SelectionError, SettingsError
 from hal.kernel_uses import planned_uses
-from hal.plan import Plan
+from hal.plan import Plan, PlannedOp
 from hal_engine.audit.rows import with_machine_code
 from hal_engine.cli.plan_kernels import print_kernels
 
@@ -63,6 +67,42 @@ def test_a_row_of_an_audit_says_what_the_machine_code_of_its_kernels_is(found: P
     assert (checked.state, checked.declared) == (seen.state, seen.declared)
     silent = next(o for o in found.ops if "torch" in o.choice.name)
     assert with_machine_code(seen, silent) is seen
+
+
+def with_uses(op: PlannedOp, *uses: object) -> PlannedOp:
+    choice = dataclasses.replace(op.choice, kernel_uses=lambda _: uses)  # type: ignore[arg-type, return-value]
+    return dataclasses.replace(op, decision=dataclasses.replace(op.decision, choice=choice))
+
+
+def test_a_configuration_that_was_measured_is_not_called_unmeasured(found: Plan) -> None:
+    op = next(o for o in found.ops if o.choice.untuned)
+
+    def is_noted(*bases: str) -> bool:
+        uses = [KernelUse(kernel=f"k{basis}", basis=basis) for basis in bases]
+        notes = decided_notes([with_uses(op, *uses)])
+        return any("configuration not measured" in note for note in notes)
+
+    assert is_noted("default")
+    assert is_noted("modelled", "measured")
+    assert is_noted("fixed")
+    assert is_noted()
+    assert not is_noted("measured", "fixed")
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        ("gemm", "required KernelUse, found str"),
+        (KernelUse(kernel=5), "required kernel of a KernelUse as text"),  # type: ignore[arg-type]
+        (KernelUse(kernel="k", loss=1.5), "required a loss of 0 to 1"),
+        (KernelUse(kernel="k", loss=math.nan), "required a loss of 0 to 1"),
+    ],
+)
+def test_nonsense_of_a_plug_in_is_named(found: Plan, use: object, told: str) -> None:
+    op = with_uses(found.ops[0], use)
+    with pytest.raises(SelectionError, match=told) as raised:
+        planned_uses(op)
+    assert op.choice.name in str(raised.value)
 
 
 def test_a_file_of_configurations_that_is_wrong_is_named_by_the_plan(
