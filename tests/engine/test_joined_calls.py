@@ -1,5 +1,5 @@
-"""Decoders whose plans join calls up to a size: sums over ranks with the norms behind them, a
-decode's attention with the output projection."""
+"""Decoders whose plans join calls up to a size: sums over ranks with the norms behind them, norms
+and rotation of q and k with the KV write, a decode's attention with the output projection."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ TOLERANCE = 1e-4  # of the largest logit, both in float32
 MOST_TOKENS = 64
 
 
+def few(request: OpRequest, most: int) -> list[Reason]:
+    """A size of its own for a candidate that is meant for few rows."""
+    if request.tokens.high <= most:
+        return []
+    found = str(request.tokens)
+    return [Reason(what="size", required="few", found=found, kind=ReasonKind.SCOPE)]
+
+
 class OfThreads:
     """The registry of this host with collectives for ranks that are threads, and the joined op for
     at most so many tokens."""
@@ -48,10 +56,7 @@ class OfThreads:
         (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
 
         def reasons(request: OpRequest) -> list[Reason]:
-            if op == "collective" or request.tokens.high <= self._most_joined:
-                return []
-            size = str(request.tokens)
-            return [Reason(what="size", required="few", found=size, kind=ReasonKind.SCOPE)]
+            return [] if op == "collective" else few(request, self._most_joined)
 
         return [
             dataclasses.replace(
@@ -209,3 +214,60 @@ def test_a_projection_with_a_bias_stays_apart(tmp_path: Path) -> None:
     tiny_models.make_tiny_model("llama", tmp_path, seed=torch.seed() % 2**31)
     _, sizes = planned_with(tmp_path, MOST_TOKENS)
     assert ("attention_projection", "decode") not in sizes
+
+
+class WithRotaryWrite:
+    """The registry of this host with the pass from projection to attention, for so many tokens."""
+
+    def __init__(self, most_joined: int) -> None:
+        self._registry: Any = load_backends()
+        self._most_joined = most_joined
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
+        if op != "rope_kv_write":
+            return found
+        (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
+        return [
+            dataclasses.replace(
+                golden,
+                name="few.rope_kv_write",
+                tier=Tier.NATIVE,
+                not_supported_reasons=lambda r: few(r, self._most_joined),
+            )
+        ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("most_joined", [8, MOST_TOKENS])
+def test_the_same_logits_with_norms_rotation_and_write_in_one_call(
+    tmp_path: Path, family: str, most_joined: int
+) -> None:
+    """With the norms of q and k (qwen3) and without; steps of 20, 8 and 1 tokens."""
+    model = tiny_models.make_tiny_model(family, tmp_path, seed=torch.seed() % 2**31)
+    registry: Any = WithRotaryWrite(most_joined)
+    planned = plan_model(tmp_path, OPTIONS, registry, WaiverBook())
+    found = {
+        op.site.site.removeprefix("layers.*."): str(op.tokens)
+        for op in planned.plan.ops
+        if op.site.site.endswith(("rope", "kv_write", "q_norm", "k_norm"))
+    }
+    names = ("rope", "kv_write", *(("q_norm", "k_norm") if family == "qwen3" else ()))
+    apart = dict.fromkeys(names, f"{most_joined + 1}-64") if most_joined < MOST_TOKENS else {}
+    assert found == {"rope_kv_write": f"1-{most_joined}"} | apart
+    runner, ops = build_rank(planned, 0, None, 16)
+    ids = torch.randint(2, tiny_models.VOCAB_SIZE, (29,)).tolist()
+    got = [
+        runner.execute(Batch(prefill=[ScheduledSequence(0, ids[a:b], a, [5, 2], "all")]))
+        for a, b in ((0, 20), (20, 28))
+    ]
+    got.append(runner.execute(Batch(decode=[ScheduledSequence(0, [ids[28]], 28, [5, 2], "last")])))
+    with torch.inference_mode():
+        want = model.oracle(torch.tensor([ids])).logits[0]
+    assert float((torch.cat(got) - want).abs().max() / want.abs().max()) <= TOLERANCE
+    calls = sum(c.calls for c in ops.counts() if c.op == "rope_kv_write")
+    assert calls == 3 * (2 if most_joined == 8 else 3)  # steps of few tokens, in three layers
+    runner.close()

@@ -19,6 +19,7 @@ from hal_engine.models.build_context import BuildContext
 from hal_engine.models.family_sites import EMBED_TENSOR
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS
 from hal_engine.models.projected_attention import ProjectedAttention
+from hal_engine.models.rotary_write import RotaryWrite
 from hal_engine.models.sites import OUTPUT_TENSOR, QKV_TENSORS, head_tensor
 from hal_engine.models.step_inputs import StepInputs
 from hal_engine.models.summed_norm import SummedNorm
@@ -40,7 +41,6 @@ class AttentionBlock:
         dim = config.head_dim
         q_size, kv_size = shard.num_heads * dim, shard.num_kv_heads * dim
         self._qkv_sizes = (q_size, kv_size, kv_size)
-        self._head_dim = dim
         q_rows = (shard.heads[0] * dim, shard.heads[1] * dim)
         kv_rows = (shard.kv_heads[0] * dim, shard.kv_heads[1] * dim)
         rows = (q_rows, kv_rows, kv_rows)
@@ -52,14 +52,7 @@ class AttentionBlock:
         ]
         site = f"layers.{layer}."
         self._qkv_proj = context.gemm(site + "qkv_proj", parts, biases if config.qkv_bias else [])
-        self._norms: tuple[BoundOp, BoundOp] | None = None
-        if config.qk_norm:
-            self._norms = (
-                context.norm(site + "q_norm", f"{name}.q_norm.weight"),
-                context.norm(site + "k_norm", f"{name}.k_norm.weight"),
-            )
-        self._rope = context.ops.bind(site + "rope", cos_sin_cache=context.cos_sin_cache)
-        self._kv_write = context.ops.bind(site + "kv_write")
+        self._rotary_write = RotaryWrite(context, site, name)
         bias = config.output_bias and shard.rank == 0
         self._attend = ProjectedAttention(
             context,
@@ -78,11 +71,7 @@ class AttentionBlock:
         qkv = self._qkv_proj(n, x)
         # The function, not the method: Tensor.split is a Python wrapper around it.
         q, k, v = torch.split_with_sizes(qkv, self._qkv_sizes, 1)
-        if self._norms is not None:
-            q = self._norms[0](n, q.reshape(-1, self._head_dim)).view(n, -1)
-            k = self._norms[1](n, k.reshape(-1, self._head_dim)).view(n, -1)
-        self._rope(n, q, k, step.positions)
-        self._kv_write(n, k, v, k_cache, v_cache, step.slot_mapping)
+        q = self._rotary_write(q, k, v, step, k_cache, v_cache)
         return self._attend(q, step, k_cache, v_cache)
 
 
