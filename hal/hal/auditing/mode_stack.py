@@ -34,6 +34,29 @@ def pop_modes(ops: TorchDispatchMode, functions: TorchFunctionMode) -> None:
         _C._push_on_torch_dispatch_stack(mode)
 
 
+def is_observing(ops: TorchDispatchMode) -> bool:
+    """Whether the calling thread has it on its stack. Torch puts whole stacks back at times, so
+    that what was done last does not tell."""
+    return any(_C._get_dispatch_stack_at(i) is ops for i in range(_C._len_torch_dispatch_stack()))
+
+
+def can_change() -> bool:
+    """Whether modes may come and go here: not within a transform, whose end puts the keys of modes
+    back as they were at its begin."""
+    return torch._C._functorch.peek_interpreter_stack() is None
+
+
+def settle_keys(mode: TorchDispatchMode) -> None:
+    """Makes torch's key of modes say whether there are any; mode: one to do it with."""
+    _C._push_on_torch_dispatch_stack(mode)
+    modes: list[Any] = []
+    while _C._len_torch_dispatch_stack():  # the key goes off with the last one
+        modes.append(_C._get_dispatch_stack_at(_C._len_torch_dispatch_stack() - 1))
+        _pop_any_dispatch(modes[-1])
+    for kept in reversed(modes[1:]):  # and on with the first
+        _C._push_on_torch_dispatch_stack(kept)
+
+
 def take_function_mode(functions: TorchFunctionMode) -> int | None:
     """Takes the function mode off; its position from the bottom, or None if it was not on."""
     size = _C._len_torch_function_stack()

@@ -11,7 +11,8 @@ import torch
 from hal.auditing.compile_requests import CompileRequests
 from hal.auditing.compile_watch import CompileWatch
 from hal.auditing.generated_kernels import KernelWatch
-from hal.auditing.mode_stack import pop_modes, push_modes
+from hal.auditing.inference_exits import InferenceExits
+from hal.auditing.mode_stack import can_change, is_observing, pop_modes, push_modes
 from hal.auditing.observer import Observer
 from hal.auditing.observer_frames import FrameReader
 from hal.auditing.observer_trace import fill_trace
@@ -37,10 +38,14 @@ class TorchSide:
         self._kernels = KernelWatch(self.observer, self._is_thread_observed)
         self._script = ScriptWatch(self.observer)
         self._places = SettingPlaces(frames)
+        self._exits = InferenceExits(self._ops)
         self._steps = StepWatch(
-            self.observe_thread, self.leave_thread, self._spent_ns, is_light=mode == "light"
+            self.observe_thread,
+            self.leave_thread,
+            self._spent_ns,
+            can_change,
+            is_light=mode == "light",
         )
-        self._local = threading.local()
         self._modules: WeakSet[Any] = WeakSet()
         self._module_lock = threading.Lock()
 
@@ -54,6 +59,7 @@ class TorchSide:
         self._door.install()
         self._kernels.install()
         self._places.install()
+        self._exits.install()
         self.observer.is_active = True
         self.observe_thread()
 
@@ -79,6 +85,7 @@ class TorchSide:
         self._door.restore()
         self._kernels.restore()
         self._places.restore()
+        self._exits.restore()
         self._script.restore()
         self.observer.settings.current()
         self.observer.calls.on_module = None
@@ -86,14 +93,12 @@ class TorchSide:
 
     def observe_thread(self) -> None:
         """Modes on in the calling thread."""
-        if not getattr(self._local, "is_on", False):
-            self._local.is_on = True
+        if not is_observing(self._ops):
             push_modes(self._ops, self._functions)
 
     def leave_thread(self) -> None:
         """Modes off in the calling thread."""
-        if getattr(self._local, "is_on", False):
-            self._local.is_on = False
+        if is_observing(self._ops):
             pop_modes(self._ops, self._functions)
 
     def forget(self) -> None:
@@ -133,7 +138,7 @@ class TorchSide:
         return found
 
     def _is_thread_observed(self) -> bool:
-        return bool(getattr(self._local, "is_on", False))
+        return is_observing(self._ops)
 
     def _spent_ns(self) -> int:
         return self.observer.sums().overhead_ns

@@ -63,10 +63,13 @@ class StepWatch:
         on: Callable[[], None],
         off: Callable[[], None],
         spent_ns: Callable[[], int],
+        can_change: Callable[[], bool],
         *,
         is_light: bool,
     ) -> None:
-        """on, off: of the calling thread. spent_ns: what observing it has taken so far."""
+        """on, off: of the calling thread. spent_ns: what observing it has taken so far.
+        can_change: whether it may be turned on and off here."""
+        self._can_change = can_change
         self._on = on
         self._off = off
         self._spent_ns = spent_ns
@@ -153,6 +156,8 @@ class StepWatch:
             return True
         if state.owner is not None and state.owner != key:
             return True
+        if not self._can_change():
+            return state.owner is not None
         elapsed = perf_counter_ns() - state.begin_ns
         wants = state.is_new(shape) or self._can_afford(elapsed, state.num_observed)
         if wants:

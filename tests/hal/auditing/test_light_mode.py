@@ -21,7 +21,9 @@ class Watched:
         self.step_ns = step_ns
         self.cost_ns = cost_ns
         monkeypatch.setattr(steps, "perf_counter_ns", lambda: self.now_ns)
-        self.watch = StepWatch(self.on, self.off, lambda: self.spent_ns, is_light=True)
+        self.watch = StepWatch(
+            self.on, self.off, lambda: self.spent_ns, lambda: True, is_light=True
+        )
         owner = self
 
         class Model(torch.nn.Module):
@@ -92,3 +94,61 @@ def test_a_loss_of_each_step_is_found_among_many_steps(monkeypatch: pytest.Monke
     products = [op for op in report.trace.ops if op.op_class == "gemm"]
     assert sum(op.calls for op in products) == 2
     assert {finding.rule for finding in report.findings} >= {"cast-each-call"}
+
+
+def _keys_are_settled() -> bool:
+    """An op that has no tensor among its arguments fails if torch looks for a mode in vain."""
+    return torch.empty(2).shape == (2,) and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_the_end_of_inference_mode_leaves_no_key_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "LIGHT_SHARE", 0.0)
+    model = torch.nn.Linear(4, 4)
+    end = torch.inference_mode.__exit__
+    with hal.audit(mode="light") as report:
+        with torch.inference_mode():
+            for _ in range(5):
+                model(torch.ones(1, 4))
+        torch.ones(3)  # not observed, and not a failure
+        model(torch.ones(1, 4))
+    assert _keys_are_settled()
+    assert report.trace.steps == 2
+    assert torch.inference_mode.__exit__ is end
+
+
+def test_an_audit_that_ends_within_inference_mode() -> None:
+    end = torch.inference_mode.__exit__
+    with hal.audit() as report, torch.inference_mode():
+        torch.ones(2)
+        report.finish()
+        torch.ones(2)
+    assert _keys_are_settled()
+    assert torch.inference_mode.__exit__ is end
+
+
+def test_a_cycle_that_begins_within_inference_mode_goes_on_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "LIGHT_SHARE", 0.0)
+    model = torch.nn.Linear(4, 4)
+    with hal.audit(mode="light") as report:
+        for _ in range(4):
+            model(torch.ones(1, 4))
+        with torch.inference_mode():
+            model(torch.ones(2, 4))  # another shape: observed from here on
+        torch.ones(3) + 1
+    added = [op for op in report.trace.ops if op.name == "aten::add"]
+    assert [op.calls for op in added] == [1]
+    assert report.trace.steps == 3
+
+
+def test_nothing_comes_or_goes_within_a_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "LIGHT_SHARE", 0.0)
+    model = torch.nn.Linear(4, 4)
+    with hal.audit(mode="light"):
+        for _ in range(3):
+            torch.vmap(model)(torch.ones(3, 4))
+        torch.func.grad(lambda x: model(x).sum())(torch.ones(4))
+        model(torch.ones(1, 4))
+        torch.ones(3)
+    assert _keys_are_settled()
