@@ -19,7 +19,7 @@ _CACHE_STRIDES = tuple(
 # (rows, keys, warps) by head size up to, chosen so that nothing spills: see the evidence.
 _CDNA_TILES = {64: (128, 16, 8), 128: (128, 16, 8), 256: (64, 32, 8)}
 _CDNA_WINDOW_TILES = {64: (64, 16, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
-_RDNA_TILES = {64: (32, 32, 4), 128: (32, 16, 4), 256: (16, 16, 4)}
+_RDNA_TILES = {64: (32, 32, 4), 128: (64, 16, 8), 256: (16, 16, 4)}
 # Each tile of queries reads all keys before it, or those of a window; without a window tall tiles
 # halve what is read, and where shared memory holds one block of keys only (sm_89, sm_120), eight
 # warps are resident in place of four.

@@ -46,7 +46,7 @@ def tiles(
         base |= {"BLOCK_N": 128, "num_warps": 8}
     if kind == "dense":
         is_rdna = target.backend == "hip" and target.warp_size == 32
-        return base | {"BLOCK_K": 32 if is_rdna and is_gated and not few else 64}
+        return base | {"BLOCK_K": 32 if is_rdna and not few else 64}
     if kind == "mxfp4":
         is_scaled = target.arch in _SCALED_UNITS
         is_wide = is_gated and not few  # two accumulators of 64 rows
