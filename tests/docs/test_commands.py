@@ -1,8 +1,4 @@
-"""The commands of the documents run as printed, and print what the documents show.
-
-What differs between machines is not compared: numbers with their units, hashes, names of CPUs,
-which GEMM of its tier is fastest, and therefore where token ranges are split.
-"""
+"""The commands of the documents run as printed, and print what the documents show."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from document_blocks import ROOT, Block, all_blocks, commands_of
+from shown_output import check_shown
 
-SHOWN_GAP = "…"
 INSTALL_EXAMPLE = "pip install ./examples/hal-example"  # done by a fixture, in a folder of its own
 
 
@@ -25,41 +21,6 @@ def _params(word: str) -> list[object]:
     assert chosen, f"no block is marked with {word}"
     marks = {True: [pytest.mark.long, pytest.mark.timeout(900)], False: []}
     return [pytest.param(b, id=b.name, marks=marks["long" in b.directive]) for b in chosen]
-
-
-def normalised(line: str) -> str:
-    """A line without what may differ from machine to machine."""
-    line = re.sub(r"\b[0-9a-f]{16}\b", "HASH", line)
-    line = re.sub(r"(\bon\s+)\S.*?\s+\((cpu:\d+)\)", r"\1DEVICE (\2)", line)
-    line = re.sub(r"^\s*(cpu:\d+)\s{2,}.*", r"\1 DEVICE", line)
-    line = re.sub(r"cpu\.gemm\.\w+", "cpu.gemm.ANY", line)
-    line = re.sub(r"\d[\d.,:-]*…?", "N", line)
-    line = re.sub(r"<?N ?(?:[kMGTP]i?B?|B|s|ms|µs)\b", "N", line)
-    line = re.sub(r"─+", "─", line)
-    line = re.sub(
-        r"(\b(?:native|tuned|portable|reference))(?:\s+N(?:\s[mc])?)+$", r"\1", line.rstrip()
-    )
-    return " ".join(line.split())
-
-
-def is_compared(line: str) -> bool:
-    """Not compared: headings, which depend on the widths of cells; deeply indented rows, which are
-    further token ranges; remarks that depend on what was measured."""
-    blank = not line.strip() or line.startswith(" " * 20)
-    varying = r"call site|implementation|\bsites\b|memory$|seen, |Times are|hal devices --measure"
-    return not blank and not re.search(varying, line)
-
-
-def check_shown(shown: tuple[str, ...], printed: str) -> None:
-    """Every shown line is among the printed ones, in this order."""
-    actual = [normalised(line) for line in printed.splitlines()]
-    position = 0
-    for line in shown:
-        if line.strip() == SHOWN_GAP or not is_compared(line):
-            continue
-        wanted = normalised(line)
-        assert wanted in actual[position:], f"not printed (any more): {line}\n\n{printed}"
-        position = actual.index(wanted, position) + 1
 
 
 def run_block(block: Block, environment: dict[str, str]) -> None:
