@@ -12,6 +12,7 @@ from hal.cli.output import create_console, print_table, print_text
 from hal_kernels.tuning.configuration_files import ShapeEntry, Trial
 from hal_kernels.tuning.session import Report, TuningSession, TuningTask
 from hal_kernels.tuning.tunable import configuration_name
+from hal_kernels.tuning.tune_device import INTERPRETER
 
 MODEL_NOTE = (
     "These times are of a model, not measured: they rank configurations by what their machine code "
@@ -85,6 +86,8 @@ def print_results(
     )
     if basis == "modelled":
         print_text(MODEL_NOTE)
+    if any(task.key.startswith(INTERPRETER) for task in tasks):
+        print_text("These times are of Triton's interpreter on this host: no device is like them.")
     for kernel, count in session.dropped.items():
         print_text(f"{kernel}: {count} trials of another source or Triton were made anew")
     for path in dict.fromkeys(session.path_of(task) for task in tasks):
