@@ -188,3 +188,19 @@ class SeenMasks:
         answer = seen if bool((seen | hidden).all()) else mask
         self._known = [(weakref.ref(mask), version, answer), *self._known[:3]]
         return answer
+
+
+def request_of(call: AttentionCall) -> DenseAttentionRequest:
+    """What one call asks for, exactly: for the rehearsal, which has no plan yet."""
+    return DenseAttentionRequest(
+        num_heads=call.q.shape[1],
+        num_kv_heads=call.k.shape[1],
+        head_dim=call.q.shape[3],
+        v_head_dim=call.v.shape[3],
+        dtype=dtype_name(call.q.dtype),
+        mask=call.kind,
+        is_causal=call.is_causal,
+        softcap=call.softcap,
+        has_sinks=call.sinks is not None,
+        list_width=0 if call.lists is None else call.lists.shape[-1],
+    )

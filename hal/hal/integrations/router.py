@@ -6,12 +6,9 @@ second one, routed and watched, must have the same results and nothing outside a
 
 from __future__ import annotations
 
-import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -22,7 +19,7 @@ from hal.dispatch_spy import DispatchSpy, EscapedCall
 from hal.errors import RoutingError
 from hal.integrations import attention_interface
 from hal.integrations.allowances import Allowances
-from hal.integrations.attention_places import AttentionCall, AttentionPlace
+from hal.integrations.attention_places import AttentionCall, AttentionPlace, request_of
 from hal.integrations.call_book import CallBook
 from hal.integrations.call_places import (
     EmbeddingPlace,
@@ -35,10 +32,11 @@ from hal.integrations.expert_places import ExpertsPlace, arranger, calling, is_e
 from hal.integrations.free_calls import CallMode
 from hal.integrations.kernel_marks import KernelMarks
 from hal.integrations.norm_places import Norms, calling_norm, noting_norm
+from hal.integrations.plan_facts import model_summary, routed_versions
 from hal.integrations.rehearsal import TOLERANCES, Step, largest_difference, run_steps
 from hal.integrations.routing_refusals import CallCheck, hiding_modules
 from hal.integrations.swapped_modules import guard, swap_forward, swap_place
-from hal.ops.dense_attention import DenseAttentionRequest, reference
+from hal.ops.dense_attention import reference
 from hal.plan import OpSite, Plan, group_sites
 from hal.planner import PlanInputs, create_plan, plan_ops
 from hal.plugins.registry import BackendRegistry
@@ -145,7 +143,7 @@ class Router:
         with self.marks.inside():
             call = self._with_seen_mask(call)
             self.book.note_attention(module, call)
-            request = _request_of(call)
+            request = request_of(call)
             kernel = reference(request, scale=call.softmax_scale, sinks=call.sinks)
             return kernel(call.q, call.k, call.v, call.mask, call.lists)
 
@@ -171,11 +169,11 @@ class Router:
         places = [*self.book.places(), *self._module_places()]
         return create_plan(
             self._inputs(self._sites(places), self._waivers, self._use),
-            model=_summary(self.model),
+            model=model_summary(self.model),
             settings={"max_tokens": self._max_tokens, "use": dict(self._use)},
             kv_bytes_per_token=0,
             notes=self._notes(),
-            versions=_versions(),
+            versions=routed_versions(),
             is_strict=self._is_strict,
             on_decision=self._registry.decision_made,
         )
@@ -315,32 +313,3 @@ class Router:
             replace(row, calls=row.calls - before)
             for row, before in zip(rows, self._baseline, strict=True)
         ]
-
-
-def _request_of(call: AttentionCall) -> DenseAttentionRequest:
-    """What one call asks for, exactly: for the rehearsal, which has no plan yet."""
-    return DenseAttentionRequest(
-        num_heads=call.q.shape[1],
-        num_kv_heads=call.k.shape[1],
-        head_dim=call.q.shape[3],
-        v_head_dim=call.v.shape[3],
-        dtype=dtype_name(call.q.dtype),
-        mask=call.kind,
-        is_causal=call.is_causal,
-        softcap=call.softcap,
-        has_sinks=call.sinks is not None,
-        list_width=0 if call.lists is None else call.lists.shape[-1],
-    )
-
-
-def _summary(model: Any) -> dict[str, Any]:
-    """The model's class and configuration without paths, so that equal models have equal plans."""
-    config = json.loads(model.config.to_json_string(use_diff=True))
-    for key in ("_name_or_path", "transformers_version"):
-        config.pop(key, None)
-    return {"class": type(model).__name__, "config": config}
-
-
-def _versions() -> dict[str, str]:
-    names = ("halstack", "torch", "transformers")
-    return {"python": platform.python_version(), **{n: metadata.version(n) for n in names}}

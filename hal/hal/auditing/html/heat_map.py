@@ -27,7 +27,7 @@ from hal.auditing.html.places import (
 from hal.auditing.html.quantities import count, duration, share
 from hal.auditing.html.shown_text import tooltip
 from hal.auditing.html.tier_marks import TierMark, row_mark
-from hal.auditing.quantities import number_runs, plural
+from hal.auditing.quantities import plural
 
 MAX_COLUMNS: Final = 128
 """Columns of a model's map; adjacent layers share one beyond that."""
@@ -69,14 +69,15 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """columns: heads, in order. is_dense: cells have a letter, not a word. num_hidden: lines of a
-    program that are not drawn."""
+    """columns: heads, in order; of several layers the first. is_dense: cells have a letter, not a
+    word. num_hidden: lines of a program that are not drawn."""
 
     axis: str
     columns: tuple[str, ...]
     bands: tuple[Band, ...]
     is_dense: bool
     num_hidden: int = 0
+    layers_per_column: int = 1
 
     @property
     def marks(self) -> frozenset[str]:
@@ -114,7 +115,9 @@ def _by_layer(rows: Sequence[Row], whole_us: float | None) -> HeatMap:
     if outside:
         drawn = tuple(_outside_line(found, len(columns), whole_us) for found in outside.values())
         bands.append(Band("outside call sites", drawn))
-    return HeatMap("layer", tuple(map(number_runs, columns)), tuple(bands), is_dense=True)
+    heads = tuple(str(layers[0]) for layers in columns)
+    size = max(map(len, columns))
+    return HeatMap("layer", heads, tuple(bands), is_dense=True, layers_per_column=size)
 
 
 def _columns(layers: Iterable[int]) -> list[list[int]]:

@@ -145,11 +145,13 @@ def test_layers_share_columns_of_the_map() -> None:
     heat = heat_map(report, observed_time_us(report))
     assert heat is not None
     assert len(heat.columns) <= MAX_COLUMNS
-    assert heat.columns[0] == "0–7"
-    assert heat.columns[-1].endswith("999")
+    assert heat.layers_per_column == 8
+    assert heat.columns[:3] == ("0", "8", "16")
+    assert "A column per 8 layers" in render_html(report)
     small = heat_map(model_report(layers=MAX_COLUMNS), 1.0)
     assert small is not None
     assert small.columns == tuple(map(str, range(MAX_COLUMNS)))
+    assert small.layers_per_column == 1
 
 
 def test_a_large_comparison_is_bounded(tmp_path: Path) -> None:
