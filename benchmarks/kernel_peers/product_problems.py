@@ -11,7 +11,10 @@ from kernel_peers.launches import Launch, Own, Problem, TileBytes, TritonType
 
 COLUMNS, DEPTH = 4096, 7168
 EXPERTS, TOP_K = 256, 8
-_NO_FP8: Mapping[str, str] = {"sm_80": "no FP8 in the instruction set: Triton refuses the type"}
+_NO_FP8: Mapping[str, str] = {
+    "sm_80": "no FP8 in the instruction set: Triton refuses the type",
+    "gfx1100": "no FP8 in the instruction set: all widen it bit by bit, minutes of compiling each",
+}
 _FP8_FORMULA = (
     "per tile of the output: its rows and columns x K x 1 B + scales; 2 B an output; rows beyond "
     "the last are not counted"

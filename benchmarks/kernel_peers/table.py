@@ -12,8 +12,9 @@ from kernel_peers.compiling import Finding
 from kernel_peers.explanations import explanation
 from kernel_peers.launches import Problem
 
-# Worse by less than this is the same: estimates leave out caches.
-BYTES_MARGIN = 1.02
+# Worse by less than this factor is the same: estimates of bytes leave out caches, and more warps
+# help no longer once those that there are hide the latency of memory.
+MARGINS = {"bytes": 1.02, "resident warps": 1.5}
 _TIERS = ("error", "scalar", "emulated", "spilled", "native")
 
 
@@ -70,20 +71,22 @@ def _measures(found: Finding) -> dict[str, float]:
 
 
 def _differs(metric: str, small: float, large: float) -> bool:
-    return small * BYTES_MARGIN < large if metric == "bytes" else small < large
+    """Whether the first is better; values that are the better the larger come as negative ones."""
+    margin = MARGINS.get(metric, 1.0)
+    return small * margin < large if small >= 0 else small < large * margin
 
 
 def _worse(own: Finding, peers: Sequence[Finding]) -> dict[str, str]:
     if own.evidence.error:
-        compiled = [p.contender for p in peers if not p.evidence.error]
-        return {"tier": f"{', '.join(compiled)} compiles"} if compiled else {}
+        able = [p.contender for p in peers if not p.evidence.error]
+        return {"tier": f"{', '.join(able)} compiles"} if able else {}
     ours, worse = _measures(own), {}
-    for peer in (p for p in peers if not p.evidence.error):
-        for metric, value in _measures(peer).items():
-            if metric != "resident warps" and _differs(metric, value, ours[metric]):
-                worse[metric] = (
-                    f"{peer.contender}: {abs(value):,.0f}, ours {abs(ours[metric]):,.0f}"
-                )
+    compiled = [(p, _measures(p)) for p in peers if not p.evidence.error]
+    for metric, value in ours.items() if compiled else ():
+        best, measures = min(compiled, key=lambda found: found[1][metric])
+        if _differs(metric, measures[metric], value):
+            shown = f"{best.contender} {_shown(metric, best)}, ours {_shown(metric, own)}"
+            worse[metric] = shown
     return worse
 
 
@@ -169,7 +172,9 @@ are of a thread, in words of 32 bits; `load` is the widest load of a thread from
 estimate by the formula beside the problem of what the programs ask for, caches left out.
 
 `worse` names what a peer has better, whatever it pays for it elsewhere; `beaten` that a peer is
-better in something and worse in nothing; `ahead of` the peers that ours beats so."""
+better in something and worse in nothing; `ahead of` the peers that ours beats so. Bytes differ from
+2%, resident warps from half as many again. Registers and shared memory count by the warps that they
+let in."""
 
 
 def _rows(cell: Cell) -> Iterator[str]:
@@ -204,7 +209,7 @@ def _verdict(cell: Cell) -> str:
         parts.append(explanation(cell.problem.name, cell.target, cell.worse))
     if cell.better:
         parts.append(f"ahead of {', '.join(cell.better)}")
-    return ". ".join(part for part in parts if part)
+    return ". ".join(part.rstrip(".") for part in parts if part)
 
 
 def _summary(found: Sequence[Cell]) -> list[str]:

@@ -160,7 +160,7 @@ def test_a_cell_says_who_is_better_in_what() -> None:
     (cell,) = cells([problem], findings)
     assert cell.beaten_by == ("all better",)
     assert cell.better == ("nearly", "broken")
-    assert set(cell.worse) == {"bytes"}
+    assert set(cell.worse) == {"bytes", "resident warps"}
     text = markdown([cell], {"triton": "3.9.0"}, "2026-11-30")
     assert "**beaten**: all better" in text
     assert "no such type" in text
