@@ -149,6 +149,10 @@ class KernelTuningError(HalError):
     """A configuration of a kernel cannot be measured here, or nothing would say what was."""
 
 
+class KernelSourceError(HalError):
+    """The source or the declaration of a kernel is in error, so that nothing can be compiled."""
+
+
 class KernelBuildError(HalError):
     """The machine code of a chosen implementation could not be made for its device.
 

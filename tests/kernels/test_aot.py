@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_devices import gpu
-from hal.errors import PlanError, SettingsError
+from hal.errors import KernelSourceError, PlanError, SettingsError
 from hal.ops import CATALOGUE as OPS
 from hal.ops import TokenRange
 from hal.ops.formats import FORMATS
@@ -132,6 +132,13 @@ def test_fp8_that_a_compiler_widens_without_a_word_is_found(arch: str, tier: str
     reasons = evidence_reasons("gemm.fp8_block", gpu("gfx90a"), dtype="fp8_e4m3fn")
     assert [reason.kind for reason in reasons] == [ReasonKind.HARDWARE]
     assert "emulated" in reasons[0].found
+
+
+def test_an_error_of_the_sources_is_no_evidence() -> None:
+    """A module that cannot be imported for a moment would say for ever that a target refuses it."""
+    kernel = dataclasses.replace(find_kernel("embedding.gather"), name="embedding.gathers")
+    with pytest.raises(KernelSourceError, match=r"compiling embedding\.gathers for sm_90"):
+        compile_kernel(kernel, find_target("sm_90"))
 
 
 def test_every_kernel_has_current_evidence_for_every_target() -> None:

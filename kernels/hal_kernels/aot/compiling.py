@@ -8,12 +8,14 @@ import sys
 from collections.abc import MutableMapping
 from importlib import metadata
 
+from hal.errors import KernelSourceError
 from hal.processes import ProcessEnd, run_bounded
 from hal_kernels.aot.compile_times import variant_name
 from hal_kernels.aot.evidence import Evidence, KernelEvidence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
 
+_TRACEBACK = "Traceback (most recent call last)"
 DEADLINE_S = 600.0  # of one kernel on one target; a variant takes 1 to 15 s
 
 
@@ -86,5 +88,15 @@ def _run_child(
     is_whole = outcome.end is ProcessEnd.EXITED and outcome.exit_code == 0
     if is_whole:
         return found, ""
-    tail = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    stderr = outcome.stderr.decode(errors="replace").strip()
+    tail = stderr.splitlines()[-1:]
+    # A compiler's refusal is evidence and came as a result; an exception of ours is of the sources,
+    # and stored as evidence it would look like a target that takes no such kernel.
+    if outcome.end is ProcessEnd.EXITED and _TRACEBACK in stderr:
+        raise KernelSourceError(
+            f"compiling {kernel.name} for {target.arch}",
+            "kernels and their declarations that can be imported and read",
+            "".join(tail)[:300],
+            "correct the error; nothing was stored of this kernel",
+        )
     return found, f"the compiler ended: {outcome.describe()} {' '.join(tail)}".strip()[:300]
