@@ -494,3 +494,15 @@ def test_the_theme_can_be_chosen_and_stays(browser: Browser, server: Any) -> Non
     page.click("#theme")
     assert page.evaluate(scheme) == "dark"
     _is_clean(page, server)
+
+
+def test_paper_is_white_and_wide(browser: Browser, server: Any) -> None:
+    """Whatever the theme; without the chat, whose column the others take."""
+    page = _open(browser, server, is_dark=True)
+    page.emulate_media(is_dark=True, medium="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    width = page.evaluate("document.querySelector('main').clientWidth")
+    side = page.evaluate("document.querySelector('.side').getBoundingClientRect().width")
+    assert side > 0.9 * width
+    assert not page.evaluate("document.querySelector('.chat').checkVisibility()")
+    _is_clean(page, server)
