@@ -1,0 +1,64 @@
+"""The reasons of cells that are not native: each is of a cell that there is, and wrong ones are
+named with their place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hal.errors import SettingsError
+from hal_kernels.aot.evidence import Evidence, stored_evidence
+from hal_kernels.aot.explanations import Explanation, explanations, find_explanation
+from hal_kernels.located_documents import read_document
+
+
+def test_every_reason_is_that_of_a_cell() -> None:
+    found = [
+        find_explanation(stored.kernel, variant)
+        for stored in stored_evidence()
+        for variant in stored.variants
+    ]
+    unused = [reason.text for reason in explanations() if reason not in found]
+    assert not unused, "remove what explains nothing any more"
+
+
+def test_a_reason_covers_its_kernels_targets_dtypes_and_tier_only() -> None:
+    reason = Explanation(
+        kernels=["gemm.*"], targets=["sm_80"], dtypes=["fp8_*"], configs=["g128*"],
+        tier="emulated", cause="instruction set", text="x" * 20, source="y" * 10,
+    )  # fmt: skip
+    cell = Evidence(target="sm_80", dtype="fp8_e4m3fn", config="g128-small", tier="emulated")
+    assert reason.covers("gemm.fp8_block", cell)
+    assert not reason.covers("grouped_gemm.fp8_block", cell)
+    for change in (
+        {"target": "sm_89"},
+        {"dtype": "bfloat16"},
+        {"config": "g32"},
+        {"tier": "spilled"},
+    ):
+        fields = {"target": "sm_80", "dtype": "fp8_e4m3fn", "config": "g128", "tier": "emulated"}
+        other = Evidence(**(fields | change))  # type: ignore[arg-type]
+        assert not reason.covers("gemm.fp8_block", other)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"cause": "bad luck"}, "cause"),
+        ({"text": "no"}, "text"),
+        ({"source": ""}, "source"),
+        ({"targets": []}, "targets"),
+        ({"tier": "golden"}, "tier"),
+        ({"where": "here"}, "where"),
+    ],
+)
+def test_a_wrong_reason_is_an_error_at_its_place(
+    change: dict[str, object], place: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "reason.json"
+    path.write_text(json.dumps(explanations()[0].model_dump() | change))
+    with pytest.raises(SettingsError, match=rf"at {place}") as raised:
+        read_document(Explanation, path)
+    assert str(path) in str(raised.value)
