@@ -13,6 +13,7 @@ from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
 from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.batched_gemm import BatchedGemmRequest
+from hal.ops.block_sparse_attention import BlockSparseAttentionRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
 from hal.ops.dense_attention import DenseAttentionRequest
@@ -30,6 +31,7 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.norm import RmsNormRequest
+from hal.ops.nsa_attention import NsaAttentionRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest, TokenRange
 from hal.ops.rope import RopeRequest
@@ -144,6 +146,34 @@ def _kv(kv_format: Any, head_dim: int) -> OpRequest:
     )
 
 
+def _listed(query_block: int, key_block: int, num_selected: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"phase": "prefill", "dtype": "bfloat16", "tokens": _LONG} | more
+    return BlockSparseAttentionRequest(
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        query_block=query_block,
+        key_block=key_block,
+        num_selected=num_selected,
+        block_size=64,
+        **given,
+    )
+
+
+def _nsa(phase: Any, **more: Any) -> OpRequest:
+    """The sizes of https://arxiv.org/abs/2502.11089, section 4.1."""
+    given: dict[str, Any] = {
+        "head_dim": 192,
+        "dtype": "bfloat16",
+        "tokens": _TOKENS if phase == "decode" else _LONG,
+        "context_tokens": 65_536,
+    } | more
+    return NsaAttentionRequest(
+        phase=phase, num_heads=64, num_kv_heads=4, v_head_dim=128, block_size=64, **given
+    )
+
+
 def _router(scoring: Any, experts: int, top_k: int, **more: Any) -> OpRequest:
     return MoeRouterRequest(
         scoring=scoring, num_experts=experts, top_k=top_k, tokens=_TOKENS, **more
@@ -201,6 +231,20 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "listed decode": _dense("decode", 128, 128, 192, mask="bool", list_width=2048),
         "bias prefill": _dense("prefill", 12, 12, 64, mask="bias", is_causal=False),
         "float64 encoder": _dense("prefill", 12, 12, 64, dtype="float64", is_causal=False),
+    },
+    "block_sparse_attention": {
+        "blocks of 64 prefill": _listed(64, 64, 32),
+        "blocks of 64 and window prefill": _listed(64, 64, 32, window=512),
+        "a list a query prefill": _listed(1, 64, 16),
+        "float32 prefill": _listed(64, 64, 32, dtype="float32"),
+        "blocks of 64 decode": _listed(1, 64, 32, phase="decode", tokens=_TOKENS),
+    },
+    "nsa_attention": {
+        "paper decode": _nsa("decode"),
+        "paper prefill": _nsa("prefill"),
+        "128 prefill": _nsa("prefill", head_dim=128),
+        "128 float16 decode": _nsa("decode", head_dim=128, dtype="float16"),
+        "32 blocks decode": _nsa("decode", head_dim=128, num_selected=32),
     },
     "index_logits": {
         "v3.2 decode": _index(64, "fp8_132"),

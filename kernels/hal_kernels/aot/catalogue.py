@@ -11,6 +11,7 @@ from hal_kernels.activation import triton_variants as activation
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.attention import triton_variants as attention
 from hal_kernels.attention_projection import triton_variants as attention_projection
+from hal_kernels.block_sparse_attention import triton_variants as block_sparse_attention
 from hal_kernels.collective import triton_variants as collective
 from hal_kernels.compressed_attention import triton_variants as compressed_attention
 from hal_kernels.embedding import triton_variants as embedding
@@ -28,6 +29,7 @@ from hal_kernels.mla_attention import triton_variants as mla_attention
 from hal_kernels.moe_dispatch import triton_variants as moe_dispatch
 from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
+from hal_kernels.nsa_attention import triton_variants as nsa_attention
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
 from hal_kernels.rope_kv_write import triton_variants as rope_kv_write
@@ -37,6 +39,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *activation.KERNELS,
     *attention.KERNELS,
     *attention_projection.KERNELS,
+    *block_sparse_attention.KERNELS,
     *collective.KERNELS,
     *compressed_attention.KERNELS,
     *embedding.KERNELS,
@@ -54,6 +57,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *moe_dispatch.KERNELS,
     *moe_router.KERNELS,
     *norm.KERNELS,
+    *nsa_attention.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,
     *rope_kv_write.KERNELS,

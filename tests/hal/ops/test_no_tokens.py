@@ -10,6 +10,7 @@ import torch
 from hal.ops import CATALOGUE
 from hal.ops.attention import AttentionMetadata
 from hal.ops.batched_gemm import BatchedGemmRequest
+from hal.ops.block_sparse_attention import BlockSparseAttentionRequest, BlockSparseMetadata
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
 from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.engram import EngramRequest
@@ -22,6 +23,7 @@ from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
+from hal.ops.nsa_attention import NsaAttentionRequest, NsaCaches, NsaMetadata
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest
 
@@ -37,6 +39,8 @@ META = AttentionMetadata(NONE, no(0, dtype=I32), no(0, 1, dtype=I32), 0, 8)
 BOTH = CompressedAttentionMetadata(
     NONE, no(0, dtype=I32), no(0, 1, dtype=I32), no(0, 1, dtype=I32), 0, 8
 )
+LISTED = BlockSparseMetadata(NONE, no(0, dtype=I32), no(0, 1, dtype=I32), NONE, 0, 8)
+NSA = NsaMetadata(NONE, no(0, dtype=I32), no(0, 1, dtype=I32), no(0, 1, dtype=I32), 0, 8)
 CLOSED = CompressorMetadata(NONE, no(0, dtype=I32), no(0, dtype=I32), NONE)
 HYPER: dict[str, Any] = {
     "num_streams": 2,
@@ -94,6 +98,37 @@ CASES: dict[str, Case] = {
         {"scale": 1.0},
         (no(0, 8), no(1, 4, 4), no(1, 4, 4), BOTH, no(0, 3, dtype=I32)),
         [(0, 8)],
+    ),
+    "block_sparse_attention": (
+        BlockSparseAttentionRequest(
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=4,
+            v_head_dim=3,
+            query_block=4,
+            key_block=4,
+            num_selected=2,
+            block_size=4,
+            dtype="float32",
+        ),
+        {"scale": 1.0},
+        (no(0, 8), no(1, 4, 1, 4), no(1, 4, 1, 3), no(0, 1, 2, dtype=I32), LISTED),
+        [(0, 6)],
+    ),
+    "nsa_attention": (
+        NsaAttentionRequest(
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=4,
+            v_head_dim=3,
+            block_size=4,
+            num_selected=5,
+            dtype="float32",
+            publishes_blocks=True,
+        ),
+        {"scale": 1.0},
+        (no(0, 8), no(0, 2, 3), NsaCaches(*(no(1, 4, 1, d) for d in (4, 3) * 3)), NSA),
+        [(0, 6), (0, 1, 5)],
     ),
     "dense_attention": (
         DenseAttentionRequest(

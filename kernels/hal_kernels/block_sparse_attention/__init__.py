@@ -1,0 +1,1 @@
+"""Attention of a prompt over listed blocks of a paged KV cache."""
