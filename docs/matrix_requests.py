@@ -15,6 +15,7 @@ from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.batched_gemm import BatchedGemmRequest
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest
 from hal.ops.collective import CollectiveRequest
+from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.compressed_attention import CompressedAttentionRequest
 from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
@@ -35,6 +36,7 @@ from hal.ops.nsa_attention import NsaAttentionRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest, TokenRange
 from hal.ops.rope import RopeRequest
+from hal.ops.rope_kv_write import RopeKvWriteRequest
 from hal.ops.sampling import TopKTopPRequest
 
 _TOKENS = TokenRange(1, 64)
@@ -124,6 +126,32 @@ def _index(heads: int, key_format: Any, **more: Any) -> OpRequest:
         "tokens": _TOKENS,
     } | more
     return IndexLogitsRequest(num_heads=heads, head_dim=128, key_format=key_format, **given)
+
+
+def _rope_kv_write(heads: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"num_kv_heads": 8, "kv_dtype": "bfloat16"} | more
+    return RopeKvWriteRequest(
+        num_heads=heads,
+        head_dim=128,
+        v_head_dim=128,
+        rotary_dim=128,
+        block_size=16,
+        **_BF16,
+        **given,
+    )
+
+
+def _reduce_norm(transport: str, p2p: Any, tokens: int) -> OpRequest:
+    """Of 8 ranks, as the sums of the collectives below."""
+    return AllReduceNormRequest(
+        kind="all_reduce",
+        world_size=8,
+        width=5120,
+        dtype="bfloat16",
+        transport=transport,
+        p2p=p2p,
+        tokens=TokenRange(1, tokens),
+    )
 
 
 def _all_reduce(world: int, transport: str, p2p: Any, tokens: int, **more: Any) -> OpRequest:
@@ -401,5 +429,17 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "8 on NVLink, verified, 640 KiB": _all_reduce(8, "nvlink", "verified", 64),
         "8 on NVLink, verified, 80 MiB": _all_reduce(8, "nvlink", "verified", 8192),
         "all_gather, 8 on PCIe": _all_reduce(8, "pcie", "claimed", 64, kind="all_gather"),
+    },
+    "all_reduce_norm": {
+        "8 on PCIe, P2P verified, 10 KiB": _reduce_norm("pcie", "verified", 1),
+        "8 on PCIe, P2P claimed, 10 KiB": _reduce_norm("pcie", "claimed", 1),
+        "8 on NVLink, verified, 10 KiB": _reduce_norm("nvlink", "verified", 1),
+        "8 on xGMI, verified, 10 KiB": _reduce_norm("xgmi", "verified", 1),
+        "8 on NVLink, verified, 640 KiB": _reduce_norm("nvlink", "verified", 64),
+    },
+    "rope_kv_write": {
+        "llama-70b": _rope_kv_write(64),
+        "qwen3, one of 8 ranks": _rope_kv_write(8, num_kv_heads=1, has_qk_norm=True),
+        "fp8 cache": _rope_kv_write(64, kv_dtype="float8_e4m3fn"),
     },
 }
