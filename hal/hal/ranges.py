@@ -144,12 +144,17 @@ def _only_below(earlier: Sequence[Reason], loser: Rejection, tokens: TokenRange)
 def _is_same(a: Decision, b: Decision) -> bool:
     """Same choice and meaning, and the same losers for the same causes; times may differ, and so
     may what was found, which is the number of tokens. That a loser is not meant for a size, or is
-    slower at it, costs nothing and divides nothing."""
+    slower at it, divides nothing, unless another one is lost then."""
     return (
         a.choice.name == b.choice.name
         and a.semantic_notes == b.semantic_notes
+        and _lost(a) == _lost(b)
         and _causes(a) == _causes(b)
     )
+
+
+def _lost(decision: Decision) -> str:
+    return "" if decision.lost is None else decision.lost.better
 
 
 def _causes(decision: Decision) -> set[tuple[str, str, str, ReasonKind]]:

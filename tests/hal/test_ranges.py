@@ -216,6 +216,22 @@ def test_a_loser_that_is_not_meant_for_a_size_divides_nothing(candidate: Any, ge
     assert kinds == {ReasonKind.SCOPE, ReasonKind.RANKED}
 
 
+def test_where_another_one_is_lost_is_another_range(candidate: Any, gemm: Any) -> None:
+    def up_to_8(request: OpRequest) -> list[Reason]:
+        missing = Reason(what="library", required="x", found="no", kind=ReasonKind.SOFTWARE)
+        found = str(request.tokens)
+        size = Reason(what="size", required="<= 8", found=found, kind=ReasonKind.SCOPE)
+        return [missing] if request.tokens.high <= 8 else [missing, size]
+
+    offered = [
+        candidate("ok", Tier.PORTABLE),
+        candidate("small", Tier.NATIVE, not_supported_reasons=up_to_8),
+        candidate("any", Tier.TUNED, unmet=(ReasonKind.SOFTWARE,)),
+    ]
+    found = {str(t): d.lost.better for t, d in decide(gemm(), offered) if d.lost is not None}
+    assert found == {"1-8": "small", "9-64": "any"}
+
+
 def test_a_meaning_that_depends_on_the_size_is_not_merged_away(candidate: Any, gemm: Any) -> None:
     def notes(request: OpRequest) -> list[SemanticNote]:
         return [SemanticNote(name="n", text="rounds")] if request.tokens.low > 8 else []
