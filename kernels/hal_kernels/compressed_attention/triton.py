@@ -11,7 +11,8 @@ from hal.device import DeviceSpec
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
 from hal.ops.kv_formats import KV_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
-from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
+from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles, v41_tiles
+from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v41_kernel
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_variants import chunks
@@ -31,7 +32,9 @@ def bind(
     Rows of q that belong to no sequence keep whatever was in the memory of the result.
     """
     formats = {request.window_format, request.main_format}
-    options = tiles(target_of(device), is_packed=_PACKED in formats)
+    is_v41 = request.window_format == "v41_528"
+    target = target_of(device)
+    options = v41_tiles(target) if is_v41 else tiles(target, is_packed=_PACKED in formats)
     heads, dim = request.num_heads, request.head_dim
     constants = {
         "HEADS": heads,
@@ -44,11 +47,14 @@ def bind(
         "HAS_SINKS": sinks is not None,
         # A prompt has programs enough, and parts of all its queries would fill the memory.
         "IS_WHOLE": request.phase != "decode",
-        "WINDOW_IS_PACKED": request.window_format == _PACKED,
-        "MAIN_IS_PACKED": request.main_format == _PACKED,
         **options,
         **chunks(dim, options["CHUNK"]),
     }
+    if is_v41:
+        constants["MAIN_IS_FP4"] = request.main_format == "fp4_288"
+    else:
+        constants["WINDOW_IS_PACKED"] = request.window_format == _PACKED
+        constants["MAIN_IS_PACKED"] = request.main_format == _PACKED
     merge = {
         "WIDTH": dim,
         "BLOCK_L": max(16, triton.next_power_of_2(dim)),
@@ -73,21 +79,25 @@ def bind(
         part = out if is_whole else q.new_empty((*shape, dim), dtype=torch.float32)
         peak, total = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
         lists = meta.seq_lens.view(1, -1) if indices is None else indices
-        window, window_tails, window_strides = _layout(request.window_format, window_cache)
-        main, main_tails, main_strides = (
-            (window, window_tails, (0, 0))
-            if main_cache is None
-            else _layout(request.main_format, main_cache)
-        )
         window_table = meta.window_block_table
         main_table = window_table if meta.main_block_table is None else meta.main_block_table
         sinks_or_any = q if sinks is None else sinks
-        _compressed_attention_kernel[grid](
-            q, window, window_tails, main, main_tails, lists, sinks_or_any, part, peak, total,
-            meta.query_start_loc, meta.seq_lens, window_table, main_table,
-            scale, splits, q.stride(0), lists.stride(0), window_table.stride(0),
-            main_table.stride(0), *window_strides, *main_strides, **constants,
-        )  # fmt: skip
+        outputs = (sinks_or_any, part, peak, total, meta.query_start_loc, meta.seq_lens)
+        places = (
+            *(window_table, main_table, scale, splits, q.stride(0), lists.stride(0)),
+            *(window_table.stride(0), main_table.stride(0)),
+        )
+        if is_v41:
+            main = window_cache if main_cache is None else main_cache
+            _compressed_attention_v41_kernel[grid](
+                q, window_cache, main, lists, *outputs, *places,
+                window_cache.stride(0), main.stride(0), **constants,
+            )  # fmt: skip
+        else:
+            rows, strides = _rows_of(request, window_cache, main_cache)
+            _compressed_attention_kernel[grid](
+                q, *rows, lists, *outputs, *places, *strides, **constants
+            )
         if not is_whole:
             _merge_splits_kernel[(tokens, heads)](
                 part, peak, total, out, sinks_or_any, splits, out.stride(0), **merge
@@ -103,6 +113,17 @@ def _splits(request: CompressedAttentionRequest, meta: CompressedAttentionMetada
         return 1
     entries = request.top_k or meta.max_seq_len // request.compress_ratio
     return max(1, -(-entries // SPLIT_ENTRIES))
+
+
+def _rows_of(
+    request: CompressedAttentionRequest, window_cache: torch.Tensor, main_cache: torch.Tensor | None
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Rows and tails of both caches, and the strides of both; without entries the window's."""
+    window, window_tails, window_strides = _layout(request.window_format, window_cache)
+    if main_cache is None:
+        return (window, window_tails, window, window_tails), (*window_strides, 0, 0)
+    main, main_tails, main_strides = _layout(request.main_format, main_cache)
+    return (window, window_tails, main, main_tails), (*window_strides, *main_strides)
 
 
 def _layout(name: str, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:

@@ -9,6 +9,7 @@ from hal.ops.compressed_attention import CompressedAttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.compressed_attention.triton_variants import V41_MAIN
 
 _KERNEL = "compressed_attention.paged"
 _FORMATS = ("bf16", "v4_584")
@@ -25,10 +26,12 @@ def not_supported_reasons(
     if request.dtype != "bfloat16":
         return [not_written(_KERNEL, "dtype", "bfloat16", request.dtype)]
     main = request.main_format if request.compress_ratio else request.window_format
-    if request.window_format not in _FORMATS or main not in _FORMATS:
+    is_v41 = request.window_format == "v41_528" and main in V41_MAIN
+    if not is_v41 and (request.window_format not in _FORMATS or main not in _FORMATS):
         found = f"{request.window_format} and {main}"
-        return [not_written(_KERNEL, "rows", " or ".join(_FORMATS), found)]
-    if request.window_format != main:
+        required = "bf16, v4_584, or v41_528 with entries in v41_528 or fp4_288"
+        return [not_written(_KERNEL, "rows", required, found)]
+    if not is_v41 and request.window_format != main:
         found = f"{request.window_format} and {main}"
         return [not_written(_KERNEL, "formats of the two caches", "one format", found)]
     if request.head_dim > _MOST_DIM:
@@ -43,6 +46,7 @@ def not_supported_reasons(
     phase = "decode" if request.phase == "decode" else "prefill"
     # The window alone is a part of the form without lists.
     form = "sparse" if request.top_k else "dense"
+    kernel = "compressed_attention.v41" if is_v41 else _KERNEL
     return evidence_reasons(
-        _KERNEL, device, dtype="bfloat16", config=f"{main}-{form}-{phase}", allowed=allowed
+        kernel, device, dtype="bfloat16", config=f"{main}-{form}-{phase}", allowed=allowed
     )

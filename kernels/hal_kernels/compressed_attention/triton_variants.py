@@ -10,6 +10,7 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, merge_variant
 from hal_kernels.mla_attention.triton_variants import tiles as mla_tiles
 
+V41_MAIN = ("v41_528", "fp4_288")  # rows of entries beside a window in v41_528
 SPLIT_ENTRIES = 512  # compressed entries of one split of a decode
 
 
@@ -79,6 +80,77 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def v41_tiles(target: Target) -> dict[str, Any]:
+    """Tile sizes and launch options of rows in eight and four bits: 128 columns at a time pass
+    through the registers on their way to 16 bits; on sm_90 and sm_100 all, or a form spills."""
+    options = tiles(target, is_packed=True)
+    if target.arch in ("sm_90", "sm_100"):
+        return options
+    return {**options, "CHUNK": min(options["CHUNK"], 128)}
+
+
+def _v41_variant(target: Target, main: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
+    options, is_whole = v41_tiles(target), phase == "prefill"
+    warps, stages = options.pop("num_warps"), options.pop("num_stages")
+    strides = (
+        "num_splits", "stride_q", "stride_indices", "stride_window_table", "stride_main_table",
+        "stride_window_page", "stride_main_page",
+    )  # fmt: skip
+    integers = (
+        "indices_TK_ptr", "starts_B_ptr", "lengths_B_ptr", "window_table_BW_ptr",
+        "main_table_BW_ptr",
+    )  # fmt: skip
+    return KernelVariant(
+        dtype="bfloat16",
+        config=f"{main}-{'sparse' if top_k else 'dense'}-{phase}",
+        pointers={
+            "q_TD_ptr": "bfloat16",
+            "window_ptr": "uint8",
+            "main_ptr": "uint8",
+            "sinks_H_ptr": "bfloat16",
+            "out_ptr": "bfloat16" if is_whole else "float32",
+            "peak_THS_ptr": "float32",
+            "total_THS_ptr": "float32",
+            **dict.fromkeys(integers, "int32"),
+        },
+        scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
+        divisible=frozenset(
+            {"stride_q", "stride_indices", "stride_window_page", "stride_main_page"}
+        ),
+        constants={
+            "HEADS": 64,
+            "DIM": 512,
+            "TOP_K": top_k,
+            "WINDOW": 128,
+            "RATIO": ratio,
+            "CHUNKS": 512 // options["CHUNK"],
+            "SPLIT": SPLIT_ENTRIES,
+            "PAGE": 64,
+            "HAS_SINKS": True,
+            "IS_WHOLE": is_whole,
+            "MAIN_IS_FP4": main == "fp4_288",
+            **options,
+        },
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+# Whose machine code has been read; on another one the limits say that nothing was compiled for it.
+_V41_ARCHS = frozenset({"sm_90", "sm_100", "sm_120", "gfx942", "gfx950"})
+
+
+def _v41(target: Target) -> Sequence[KernelVariant]:
+    if target.arch not in _V41_ARCHS:
+        return ()
+    return tuple(
+        _v41_variant(target, main, phase, top_k=top_k, ratio=ratio)
+        for main in V41_MAIN
+        for phase in ("decode", "prefill")
+        for top_k, ratio in ((512, 4), (0, 128))
+    )
+
+
 def _merge(target: Target) -> Sequence[KernelVariant]:
     return (merge_variant("l512-sinks", width=512, has_sinks=True),)
 
@@ -88,6 +160,12 @@ KERNELS = (
         name="compressed_attention.paged", op="compressed_attention",
         module="hal_kernels.compressed_attention.triton_kernels",
         function="_compressed_attention_kernel", variants=_variants, uses_matrix_unit=True,
+        sources=(SHARED_ROWS, PACKED_ROWS),
+    ),
+    TritonKernel(
+        name="compressed_attention.v41", op="compressed_attention",
+        module="hal_kernels.compressed_attention.v41_kernels",
+        function="_compressed_attention_v41_kernel", variants=_v41, uses_matrix_unit=True,
         sources=(SHARED_ROWS, PACKED_ROWS),
     ),
     TritonKernel(

@@ -46,7 +46,7 @@ def run(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(found, exact) of one batch of (context with the new tokens, new tokens)."""
     name, dim, size = request.main_format, request.head_dim, request.block_size
-    window, window_table = paged_rows(name, [n for n, _ in lengths], dim, size)
+    window, window_table = paged_rows(request.window_format, [n for n, _ in lengths], dim, size)
     ratio = request.compress_ratio
     main, main_table = None, None
     if ratio:
@@ -102,6 +102,21 @@ def test_packed_rows(phase: str) -> None:
 def test_packed_rows_in_chunks_of_columns(arch: str) -> None:
     for phase in ("decode", "prefill"):
         check(request_of("v4_584", phase, num_heads=3), [(37, 1), (3, 1)], arch)
+
+
+@pytest.mark.parametrize("main", ["v41_528", "fp4_288"])
+@pytest.mark.parametrize("arch", ["sm_90", "gfx1100"])
+def test_rows_of_v41(main: str, arch: str) -> None:
+    fields = {"num_heads": 3, "window_format": "v41_528"}
+    for phase, lengths in (("decode", [(1, 1), (67, 1), (300, 1)]), ("prefill", [(70, 2), (5, 3)])):
+        check(request_of(main, phase, **fields), lengths, arch)
+    check(request_of(main, "decode", **fields, top_k=0), [(90, 1), (3, 1)], arch)
+
+
+def test_the_window_alone_in_rows_of_v41() -> None:
+    fields = {"num_heads": 3, "top_k": 0, "compress_ratio": 0}
+    for phase in ("decode", "prefill"):
+        check(request_of("v41_528", phase, **fields), [(40, 1), (2, 1)])
 
 
 def test_the_window_alone() -> None:
