@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from hal_engine.batch import Batch
 
-WATCH_SHARE: Final = 0.02
+WATCH_SHARE: Final = 0.01
 """What watching may add to the time of the steps, but for the first of each kind."""
 Look = Literal["none", "timing", "watching"]
 StepKind = tuple[int, int]

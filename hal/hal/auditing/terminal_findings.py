@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hal.auditing.document import AuditReport, Finding
 from hal.auditing.finding_text import alike, evidence_text, finding_cost, where_words
+from hal.auditing.gate import fails_gate
 from hal.auditing.gates import GateClass, Severity
 from hal.auditing.terminal_layout import one_line, print_field, say_more
 
@@ -28,7 +29,7 @@ def print_findings(report: AuditReport, fail_on: frozenset[GateClass], console: 
     waived = [finding for finding in report.findings if finding.waiver is not None]
     groups = list(alike(remaining))
     for group in groups[:MAX_FINDINGS]:
-        _print_finding(group, group[0].gate in fail_on, console)
+        _print_finding(group, fails_gate(group[0], fail_on), console)
     say_more(console, sum(len(group) for group in groups[MAX_FINDINGS:]), "finding")
     for finding in waived[:MAX_FINDINGS]:
         line = f"waived: {finding.gate}: {finding.title} at {finding.where or finding.op}"
