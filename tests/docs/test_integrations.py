@@ -22,5 +22,5 @@ def test_the_blocks_run() -> None:
 
 def test_every_tested_class_is_named() -> None:
     text = " ".join(DOCUMENT.read_text(encoding="utf-8").partition("## What was seen")[2].split())
-    listed = text.partition(": Llama")[2].partition(". Norms")[0]
+    listed = text.partition(": Llama")[2].partition(". Activations")[0]
     assert len(("Llama" + listed).split(",")) == len(MODELS)

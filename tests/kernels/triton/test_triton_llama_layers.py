@@ -94,7 +94,7 @@ def test_every_op_of_the_plan_is_a_triton_kernel(plan: PlannedModel) -> None:
     names = {op.choice.name for op in plan.plan.ops}
     assert names == {f"test.{op}.triton" for op in {o.site.request.op for o in plan.plan.ops}}
     assert not plan.plan.waivers_in_use()
-    assert {"gemm", "attention", "norm.rms", "rope", "kv_write", "embedding"} <= {
+    assert {"gemm", "attention", "norm.rms", "rope_kv_write", "embedding"} <= {
         op.site.request.op for op in plan.plan.ops
     }
 
@@ -114,7 +114,7 @@ def test_chunks_and_decode_are_transformers_logits(
     num_steps = len(route[0]) + route[1]
     assert calls["layers.1.down_proj"] == num_steps
     assert calls["layers.1.attention"] == route[1]
-    assert spy.num_launches > 20 * num_steps
+    assert spy.num_launches > 15 * num_steps
 
 
 @pytest.mark.parametrize("route", ROUTES)
