@@ -65,7 +65,8 @@ def start_engine(
 
     use, waivers, disabled_plugins: what the plan was made with, for the other ranks. A kernel that
     cannot be compiled is left out of a second plan, which is as strict: what it would lose is an
-    error that names the kernel, unless a waiver allows it. Raises CheckpointError, ConfigError (the
+    error that names the kernel, unless a waiver allows it; a waiver for that which nothing needed
+    is an error as well. Raises WaiverError, CheckpointError, ConfigError (the
     tokenizer), BindingError, PlanError, WorkerError; KernelBuildError with several ranks, which
     would have to plan again together.
     """
@@ -134,6 +135,8 @@ def _start(
         runner, ops = build_runner(planned, registry, order, progress, ops=own)
         try:
             rehearse(runner, tokenizer, scheduling)
+            for unneeded in planned.plan.pending_waivers:
+                raise unneeded  # every kernel compiled
             if live is not None:
                 runner = live.wrap(runner)
         except BaseException:

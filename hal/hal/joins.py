@@ -65,7 +65,7 @@ def join_sites(
     apart: dict[tuple[str, str], list[str]] = {}
     for join in joins:
         op = join.site.request.op
-        if not offered(op):
+        if not offered(op) and op not in explicit:
             continue
         for layers, parts in _same_parts(current, join):
             part = next((p for p in parts if _is_explicit(p.request, explicit)), None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal.candidates import KernelCandidate
 from hal.device_group import GroupLink
+from hal.errors import WaiverError
 from hal.kernel_uses import deciding, planned_uses
 from hal.ops.request import OpRequest, TokenRange
 from hal.reasons import ReasonKind
@@ -131,6 +132,8 @@ class Plan:
     policy: what the device's backend forces on and disables, with reasons. decode_bound_us: least
     time of a decode step with one sequence on the measured device. link: of a group. steps: least
     times, op by op. violations: why this plan may not be used, empty for one that may.
+    pending_waivers: for whoever runs it to raise once every kernel compiled: waivers that only a
+    kernel which does not compile would need.
     """
 
     model: Mapping[str, Any]
@@ -146,6 +149,7 @@ class Plan:
     steps: Sequence[StepEstimate] = ()
     memory: MemoryNeed | None = None
     violations: Sequence[Violation] = ()
+    pending_waivers: Sequence[WaiverError] = ()
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {

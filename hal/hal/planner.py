@@ -14,7 +14,7 @@ from hal.candidates import KernelCandidate
 from hal.decided_notes import decided_notes, rate_notes
 from hal.device import DevicePolicy, DeviceSpec
 from hal.device_group import GroupLink
-from hal.errors import PlanError, RequestError, UnservedRequestError
+from hal.errors import PlanError, RequestError, UnservedRequestError, WaiverError
 from hal.joins import JoinedSite, JoinedSites, join_sites
 from hal.memory_need import memory_need
 from hal.ops import CATALOGUE
@@ -53,11 +53,13 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOps:
-    """The decided sites and what is wrong with them. notes: of joins that were not taken."""
+    """The decided sites and what is wrong with them. notes: of joins that were not taken.
+    pending_waivers: see `Plan`."""
 
     ops: Sequence[PlannedOp]
     violations: Sequence[Violation]
     notes: Sequence[str] = ()
+    pending_waivers: Sequence[WaiverError] = ()
 
 
 def plan_ops(
@@ -95,7 +97,7 @@ def plan_ops(
             on_decision(op.decision)
     if violations and is_strict:
         raise violation_error(f"{inputs.device.name} ({inputs.device.device_id})", violations)
-    inputs.waivers.check_after_planning(
+    pending = inputs.waivers.check_after_planning(
         [(name, site.request) for site in sites for name in site.names()],
         [
             (name, op.site.request)
@@ -104,7 +106,9 @@ def plan_ops(
             for name in op.site.names()
         ],
     )
-    return PlannedOps(ops=planned, violations=violations, notes=joined.notes)
+    return PlannedOps(
+        ops=planned, violations=violations, notes=joined.notes, pending_waivers=pending
+    )
 
 
 def _may_not_compile(inputs: PlanInputs, op: PlannedOp) -> bool:
@@ -286,6 +290,7 @@ def create_plan(
         steps=[estimate_step(ops, step, inputs.device, inputs.link) for step in steps],
         memory=memory_need(inputs.sites, inputs.device, world_size, kv_bytes_per_token, kv_copies),
         violations=planned.violations,
+        pending_waivers=planned.pending_waivers,
     )
 
 

@@ -151,21 +151,23 @@ class WaiverBook:
         self,
         sites: Sequence[tuple[str, OpRequest]],
         compiled: Sequence[tuple[str, OpRequest]] = (),
-    ) -> None:
+    ) -> list[WaiverError]:
         """Judge the waivers for the planned device once every call site is decided.
 
         compiled: call sites whose kernels are compiled when they are first called: what allows a
-        slower tier there may be needed yet.
+        slower tier there may be needed yet. Returned is what to raise once all of them compiled.
 
         Raises:
             WaiverError: one was not needed, or covers more of the call sites than it says.
         """
+        pending: list[WaiverError] = []
         for index in sorted(self._applicable):
             waiver = self.waivers[index]
             if self.is_lenient or waiver.kind not in PLAN_KINDS:
                 continue
             if index not in self._used:
                 if waiver.kind == "tier" and any(waiver.covers_site(r, s) for s, r in compiled):
+                    pending.append(self._unused(index, sites))
                     continue
                 raise self._unused(index, sites)
             covered = sum(waiver.covers_site(request, site) for site, request in sites)
@@ -177,6 +179,7 @@ class WaiverBook:
                     f"{covered} of {len(sites)} call sites, {share:.1%}",
                     "narrow op or component, or raise max_call_share knowingly",
                 )
+        return pending
 
     def _unused(self, index: int, sites: Sequence[tuple[str, OpRequest]]) -> WaiverError:
         waiver = self.waivers[index]

@@ -14,7 +14,6 @@ import torch
 import tiny_models
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
-from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest
 from hal.plugins.manager import load_backends
 from hal.reasons import Reason, ReasonKind
@@ -38,20 +37,20 @@ def few(request: OpRequest, most: int) -> list[Reason]:
     return [Reason(what="size", required="few", found=found, kind=ReasonKind.SCOPE)]
 
 
-class OfThreads:
-    """The registry of this host with collectives for ranks that are threads, and the joined op for
-    at most so many tokens."""
+class Offering:
+    """The registry of this host, where the references of some ops are fast paths: of collectives at
+    any size (ranks are threads here), of the others for at most so many tokens."""
 
-    def __init__(self, most_joined: int) -> None:
+    def __init__(self, most_joined: int, *ops: str) -> None:
         self._registry: Any = load_backends()
-        self._most_joined = most_joined
+        self._most_joined, self._ops = most_joined, ops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
 
     def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
         found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
-        if op not in ("collective", "all_reduce_norm"):
+        if op not in self._ops:
             return found
         (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
 
@@ -60,11 +59,7 @@ class OfThreads:
 
         return [
             dataclasses.replace(
-                golden,
-                name=f"threads.{op}",
-                tier=Tier.NATIVE,
-                not_supported_reasons=reasons,
-                load=lambda: CATALOGUE[op].reference,
+                golden, name=f"few.{op}", tier=Tier.NATIVE, not_supported_reasons=reasons
             )
         ]
 
@@ -75,7 +70,7 @@ def test_the_same_logits_whatever_is_joined(tmp_path: Path, most_joined: int) ->
     options = EngineOptions(
         precision="fp32", tp=2, max_num_batched_tokens=MOST_TOKENS, num_blocks=8
     )
-    registry: Any = OfThreads(most_joined)
+    registry: Any = Offering(most_joined, "collective", "all_reduce_norm")
     planned = plan_model(tmp_path, options, registry, WaiverBook())
     sizes = {
         op.site.site.removeprefix("layers.*."): str(op.tokens)
@@ -115,34 +110,6 @@ def test_the_same_logits_whatever_is_joined(tmp_path: Path, most_joined: int) ->
         assert calls["collective.all_reduce"] == 6 * 6 - 5 * steps
 
 
-class WithProjection:
-    """The registry of this host with the attention that projects, for so many decoding rows."""
-
-    def __init__(self, most_joined: int) -> None:
-        self._registry: Any = load_backends()
-        self._most_joined = most_joined
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry, name)
-
-    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
-        found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
-        if op != "attention_projection":
-            return found
-        (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
-
-        def reasons(request: OpRequest) -> list[Reason]:
-            if request.tokens.high <= self._most_joined:
-                return []
-            size = str(request.tokens)
-            return [Reason(what="rows", required="few", found=size, kind=ReasonKind.ARGUMENT)]
-
-        name = "few.attention_projection"
-        return [
-            dataclasses.replace(golden, name=name, tier=Tier.NATIVE, not_supported_reasons=reasons)
-        ]
-
-
 OPTIONS = EngineOptions(
     precision="fp32", max_num_batched_tokens=MOST_TOKENS, max_num_seqs=4, num_blocks=16
 )
@@ -150,7 +117,7 @@ OPTIONS = EngineOptions(
 
 def planned_with(folder: Path, most_joined: int) -> tuple[PlannedModel, dict[tuple[str, str], str]]:
     """The plan, and sizes of its calls of attention and of the projection, by name and phase."""
-    registry: Any = WithProjection(most_joined)
+    registry: Any = Offering(most_joined, "attention_projection")
     planned = plan_model(folder, OPTIONS, registry, WaiverBook())
     names = ("attention", "attention_projection", "o_proj")
     found = {
@@ -216,31 +183,6 @@ def test_a_projection_with_a_bias_stays_apart(tmp_path: Path) -> None:
     assert ("attention_projection", "decode") not in sizes
 
 
-class WithRotaryWrite:
-    """The registry of this host with the pass from projection to attention, for so many tokens."""
-
-    def __init__(self, most_joined: int) -> None:
-        self._registry: Any = load_backends()
-        self._most_joined = most_joined
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry, name)
-
-    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
-        found: Sequence[KernelCandidate] = self._registry.candidates(op, device)
-        if op != "rope_kv_write":
-            return found
-        (golden,) = [c for c in found if c.tier is Tier.REFERENCE]
-        return [
-            dataclasses.replace(
-                golden,
-                name="few.rope_kv_write",
-                tier=Tier.NATIVE,
-                not_supported_reasons=lambda r: few(r, self._most_joined),
-            )
-        ]
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("most_joined", [8, MOST_TOKENS])
 def test_the_same_logits_with_norms_rotation_and_write_in_one_call(
@@ -248,7 +190,7 @@ def test_the_same_logits_with_norms_rotation_and_write_in_one_call(
 ) -> None:
     """With the norms of q and k (qwen3) and without; steps of 20, 8 and 1 tokens."""
     model = tiny_models.make_tiny_model(family, tmp_path, seed=torch.seed() % 2**31)
-    registry: Any = WithRotaryWrite(most_joined)
+    registry: Any = Offering(most_joined, "rope_kv_write")
     planned = plan_model(tmp_path, OPTIONS, registry, WaiverBook())
     found = {
         op.site.site.removeprefix("layers.*."): str(op.tokens)

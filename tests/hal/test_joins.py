@@ -259,6 +259,17 @@ def test_where_nothing_is_offered_nothing_is_said(
     assert not found.notes
 
 
+def test_an_explicit_choice_of_what_is_not_offered_is_taken_or_an_error(
+    device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
+) -> None:
+    """A key of --use that decides nothing would be ignored without a word."""
+    golden = candidate("golden", Tier.REFERENCE, op="all_reduce_norm")
+    taken = planned(device, [*parts, golden], use={"all_reduce_norm": "golden"})
+    assert ("layers.0–2.both", "1-64", "golden") in listed(taken)
+    with pytest.raises(SelectionError, match="nobody"):
+        planned(device, [*parts, golden], use={"all_reduce_norm": "nobody"})
+
+
 def test_explicit_choices(device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]) -> None:
     slow = candidate("both", op="all_reduce_norm", us=99.0, not_supported_reasons=up_to(4))
     offered = [*parts, slow]

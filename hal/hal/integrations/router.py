@@ -16,7 +16,7 @@ import torch
 from hal.binding import BoundOps, CallCount
 from hal.device import DeviceSpec
 from hal.dispatch_spy import DispatchSpy, EscapedCall
-from hal.errors import RoutingError
+from hal.errors import RoutingError, WaiverError
 from hal.integrations import attention_interface
 from hal.integrations.allowances import Allowances
 from hal.integrations.attention_places import AttentionCall, AttentionPlace, request_of
@@ -47,8 +47,10 @@ from hal.waivers import WaiverBook
 class _Quiet(WaiverBook):
     """Waivers for a part of the call sites: those of the other part are not unused."""
 
-    def check_after_planning(self, sites: Sequence[Any], compiled: Sequence[Any] = ()) -> None:
-        pass
+    def check_after_planning(
+        self, sites: Sequence[Any], compiled: Sequence[Any] = ()
+    ) -> list[WaiverError]:
+        return []
 
 
 class Router:

@@ -70,7 +70,8 @@ def _meet_ranks(
             polls += 1
         if behind > 0:
             came = 0
-            tl.store(status_ptr, peer + 1)
+            # The first one: those behind it may be late because they waited for it.
+            tl.atomic_cas(status_ptr, 0, peer + 1)
     tl.debug_barrier()
     return came
 

@@ -132,10 +132,10 @@ def test_a_real_server_live(browser: Browser, tiny_server: ServerProcess) -> Non
     page.wait_for(f"{IS_DONE} && {CAPTION}.includes('tok/s')")
     caption = page.evaluate(CAPTION)
     assert "first token after" in caption
+    page.wait_for(f"{tokens} > {before}")  # the status is made anew once a second
     with tiny_server.http() as http:
         made = http.get("/v1/hal/status").json()["engine"]["generated_tokens"]
     page.wait_for(f"{tokens} === {made}")
-    assert made >= before  # a random model may end at once
     assert page.wait_for("/ms|µs/.test(document.getElementById('figures').innerText)")
     _is_clean(page, tiny_server)
 

@@ -21,7 +21,7 @@ import tiny_models
 from absent_plans import reference_candidates
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
-from hal.errors import BindingError, KernelBuildError, PlanError
+from hal.errors import BindingError, KernelBuildError, PlanError, WaiverError
 from hal.ops import CATALOGUE
 from hal.ops.norm import RmsNormRequest
 from hal.plugins.manager import load_backends
@@ -40,14 +40,15 @@ from interpreted_backend import InterpretedRegistry, interpreted_device
 NORM = "test.norm.rms.triton"
 
 
-def _too_much_kernel(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
-    offs = tl.arange(0, BLOCK)
-    tl.store(x_ptr + offs, tl.load(x_ptr + offs + missing_name))  # noqa: F821 - it is what fails
+def _too_much_kernel(x_ptr):  # type: ignore[no-untyped-def]  # Triton's
+    # The name is looked up before anything of Triton's language is called, which the interpreter
+    # may have replaced in this process.
+    tl.store(x_ptr, missing_name)  # noqa: F821 - it is what fails
 
 
 def compile_for_hopper(*args: Any) -> Any:
     """What a first call of a kernel does on a device, with the real compiler; it raises."""
-    source = ASTSource(JITFunction(_too_much_kernel), {"x_ptr": "*fp32"}, {(1,): 64})
+    source = ASTSource(JITFunction(_too_much_kernel), {"x_ptr": "*fp32"}, {})
     return compile(source, target=GPUTarget("cuda", 90, 32))
 
 
@@ -57,6 +58,16 @@ class Registry(InterpretedRegistry):
     def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
         own = [broken(c) if c.name == NORM else c for c in super().candidates(op, device)]
         return (*own, *reference_candidates(op, device))
+
+    def create_runtime(self, device: DeviceSpec) -> Any:
+        return SimpleNamespace(free_memory_bytes=lambda: 1 << 30)
+
+
+class WorkingRegistry(InterpretedRegistry):
+    """The same with kernels that all work."""
+
+    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        return (*super().candidates(op, device), *reference_candidates(op, device))
 
     def create_runtime(self, device: DeviceSpec) -> Any:
         return SimpleNamespace(free_memory_bytes=lambda: 1 << 30)
@@ -99,7 +110,8 @@ def test_the_rehearsal_names_kernel_device_error_and_the_way_on(folder: Path) ->
     assert error.implementation == NORM
     assert error.who == f"{NORM} for norm.rms"
     assert "_too_much_kernel for sm_90 (gpu:0)" in error.required
-    assert "Error" in error.found
+    assert "NameError" in error.found
+    assert "missing_name" in error.found
     assert "--use norm.rms=NAME" in error.remedy
     assert error.__cause__ is not None
 
@@ -118,6 +130,7 @@ def test_the_reference_serves_instead_by_waiver_only(folder: Path, tmp_path: Pat
     # A waiver is not needed before it is: the first plan has the fast kernel still.
     first = planned(folder, load_waivers(path))
     assert not first.plan.waivers_in_use()
+    assert first.plan.pending_waivers
     engine = start_engine(first, registry, waivers=path)
     try:
         plan = engine.plan_json()
@@ -127,6 +140,32 @@ def test_the_reference_serves_instead_by_waiver_only(folder: Path, tmp_path: Pat
         asyncio.run(engine.close())
     assert chosen["final_norm"] == "reference.norm.rms"
     assert chosen["lm_head"] == "test.gemm.triton"
+
+
+def test_a_waiver_for_kernels_that_do_compile_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """It may be needed until every kernel was compiled, and is judged then."""
+    path = tmp_path / "waivers.toml"
+    path.write_text(
+        """[[waiver]]
+op = "norm.rms"
+component = "final_norm"
+device = "*"
+kind = "tier"
+reason = "a test"
+owner = "the test suite"
+expires = 2099-01-01
+max_call_share = 1.0
+"""
+    )
+    registry: Any = WorkingRegistry()
+    options = EngineOptions(
+        precision="bf16", max_num_batched_tokens=96, max_num_seqs=4, num_blocks=16
+    )
+    plan = plan_model(
+        folder, options, registry, load_waivers(path), device=interpreted_device(), must_run=True
+    )
+    with pytest.raises(WaiverError, match="a waiver that is needed"):
+        start_engine(plan, registry, waivers=path)
 
 
 def waivers_of(text: str) -> str:

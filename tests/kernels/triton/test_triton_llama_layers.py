@@ -114,7 +114,7 @@ def test_chunks_and_decode_are_transformers_logits(
     num_steps = len(route[0]) + route[1]
     assert calls["layers.1.down_proj"] == num_steps
     assert calls["layers.1.attention"] == route[1]
-    assert spy.num_launches > 15 * num_steps
+    assert spy.num_launches >= sum(count.calls for count in ops.counts())
 
 
 @pytest.mark.parametrize("route", ROUTES)
