@@ -54,15 +54,22 @@ class NormPlace:
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
         """A call of the rehearsal."""
+        refusal = self._refusal_of(args, kwargs)
+        if refusal:
+            self.refusal = refusal
+        else:
+            rows = args[0].numel() // max(1, args[0].shape[-1])
+            self.widest = widest_of(rows, tokens, self.widest)
+
+    def _refusal_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why a call is none of a norm's; "" where it is one."""
         x = args[0] if len(args) == 1 and not kwargs else None
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != self.weight.shape:
-            self.refusal = "it is called with more than one tensor of its width"
-        elif x.dtype != self.weight.dtype:
+            return "it is called with more than one tensor of its width"
+        if x.dtype != self.weight.dtype:
             weight, found = dtype_name(self.weight.dtype), dtype_name(x.dtype)
-            self.refusal = f"its weight is {weight}, what it is called with {found}"
-        else:
-            rows = x.numel() // max(1, x.shape[-1])
-            self.widest = widest_of(rows, tokens, self.widest)
+            return f"its weight is {weight}, what it is called with {found}"
+        return ""
 
     def sites(self, max_tokens: int) -> Iterator[Site]:
         dtype, tokens = dtype_name(self.weight.dtype), token_range(max_tokens, self.widest)
@@ -91,9 +98,7 @@ class NormPlace:
         """x [..., H] -> [..., H]. Raises RoutingError for another call than the rehearsal's."""
         if self._op is None or self._state is None:
             raise RoutingError(self.name, "a call after routing", "nothing is bound", "report it")
-        before, self.refusal = self.refusal, ""
-        self.note(args, kwargs, tokens=1 << 62)
-        found, self.refusal = self.refusal, before
+        found = self._refusal_of(args, kwargs)
         if found:
             raise RoutingError(
                 self.name, "a call as in the rehearsal", found, "route it with such example_inputs"
@@ -131,9 +136,19 @@ def find_norm(name: str, module: torch.nn.Module) -> NormPlace | str | None:
         return f"its weight is {dtype_name(weight.dtype)}"
     for eps in choices:
         form = _form_of(module, weight, bias, eps)
+        if form == RMS_PLUS_ONE and not _holds_one_more(weight):
+            return f"1 + its weight is no {dtype_name(weight.dtype)}, and would be rounded"
         if form is not None:
             return NormPlace(name=name, form=form, weight=weight, bias=bias, eps=eps)
     return "it computes neither a root-mean-square norm nor a layer norm of its width"
+
+
+def _holds_one_more(weight: torch.Tensor) -> bool:
+    """Whether 1 + weight is exact in the weight's own type; float32 rounds it as the model does."""
+    if weight.dtype in (torch.float32, torch.float64):
+        return True
+    values = weight.detach()
+    return torch.equal((values + 1).double(), values.double() + 1)
 
 
 def _eps_of(module: torch.nn.Module) -> tuple[float, ...]:

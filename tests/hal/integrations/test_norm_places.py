@@ -46,10 +46,23 @@ def test_a_norm_is_told_by_what_it_computes(name: str) -> None:
     make, form, eps = NORMS[name]
     for dtype in (torch.float32, torch.bfloat16):
         found = find_norm("n", randomised(make()).to(dtype))
+        if form == RMS_PLUS_ONE and dtype is torch.bfloat16:
+            assert found == "1 + its weight is no bfloat16, and would be rounded"
+            continue
         assert isinstance(found, NormPlace), found
         assert found.form == form
         if name != "torch's own eps":
             assert found.eps == eps
+
+
+def test_one_more_than_a_weight_is_taken_where_it_is_exact() -> None:
+    """As in a model whose norms have not been trained: 1 + 0, or eighths."""
+    norm = Gemma3RMSNorm(WIDTH, eps=1e-6).to(torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randint(-4, 5, (WIDTH,)) / 8)
+    found = find_norm("n", norm)
+    assert isinstance(found, NormPlace), found
+    assert found.form == RMS_PLUS_ONE
 
 
 class OddNorm(nn.Module):
