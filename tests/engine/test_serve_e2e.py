@@ -216,9 +216,12 @@ def test_a_quarter_of_the_blocks_gives_the_same_tokens(
 ) -> None:
     """Eight sequences of up to 64 tokens want 32 blocks; there are 8."""
     wanted = _complete_all(server, PROMPTS)
-    found = _complete_all(small_server, PROMPTS)
-    assert found == wanted
-    assert small_server.metrics()["hal_preemptions_total"] > 0
+    for _ in range(4):  # on a machine that stands still at times they may come one by one
+        assert _complete_all(small_server, PROMPTS) == wanted
+        preemptions = small_server.metrics()["hal_preemptions_total"]
+        if preemptions:
+            break
+    assert preemptions > 0
     _wait(lambda: _at_rest(small_server))
 
 
