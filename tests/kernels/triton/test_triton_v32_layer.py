@@ -274,7 +274,7 @@ class Watched:
 def check_choices(found: list[Step], exact: list[Step]) -> None:
     """No entry was left out whose exact score is clearly above that of a chosen one.
 
-    Clearly: by more than e4m3's half step, 2**-4, of the largest; queries and keys are rounded to it.
+    Clearly: by more than e4m3's half step, 2**-4, of the largest: queries and keys are rounded.
     """
     for got, want in zip(found, exact, strict=True):
         for row, listed in enumerate(got.lists):
