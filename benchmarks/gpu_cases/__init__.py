@@ -1,0 +1,1 @@
+"""The cases of `gpu_check.py`: every Triton kernel with inputs, the exact result, and a peer."""

@@ -1,0 +1,253 @@
+"""Cases of products: dense, split, shared out over the device, quantised, per expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from gpu_cases.case import BF16, FP8_RATE, Bench, Call, Case, CaseMaker, reference_case
+from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.request import TokenRange
+from hal_kernels.gemm import triton as gemm
+from hal_kernels.gemm.stream_k_schedule import stream_k
+from hal_kernels.gemm.stream_k_variants import PROGRAMS_PER_UNIT, tiles_of
+from hal_kernels.grouped_gemm import triton as grouped_gemm
+
+_DENSE = 2.0**-6
+_INT = 2.0**-5  # a row may cancel to little
+
+
+def makers() -> Iterator[CaseMaker]:
+    for rows, kernels in (
+        ("one", ("gemm.dense", "gemm.split_k_sum")),
+        ("few", ("gemm.dense", "gemm.split_k_sum")),
+        ("many", ("gemm.dense",)),
+    ):
+        for epilogue in ("none", "silu_gated"):
+            yield CaseMaker(
+                name=f"gemm bf16 {epilogue}, {rows} rows",
+                kernels=kernels,
+                make=lambda b, rows=rows, epilogue=epilogue: dense_case(b, rows, epilogue),
+            )
+    for epilogue in ("none", "silu_gated"):
+        yield CaseMaker(
+            name=f"gemm bf16 {epilogue}, stream-K",
+            kernels=("gemm.stream_k", "gemm.stream_k_fix_up"),
+            make=lambda b, epilogue=epilogue: stream_k_case(b, epilogue),
+        )
+    for name in ("fp8_block128_a8", "fp8_block32_ue8m0_a8"):
+        for rows in ("one", "many"):
+            yield CaseMaker(
+                name=f"gemm {name}, {rows} rows",
+                kernels=("gemm.fp8_block", "quantize.groups"),
+                make=lambda b, name=name, rows=rows: quantised_case(b, name, rows),
+            )
+    # Where the device has no instruction for it, Triton widens it: right, and no fast path.
+    yield CaseMaker(
+        name="gemm mxfp8 with the scales in the product, many rows",
+        kernels=("gemm.mxfp8", "quantize.groups"),
+        make=lambda b: quantised_case(b, "fp8_block32_ue8m0_a8", "many", arch="sm_120"),
+    )
+    for name in ("fp8_block128", "fp8_block32_ue8m0"):
+        for rows in ("one", "many"):
+            yield CaseMaker(
+                name=f"gemm {name} with activations as they are, {rows} rows",
+                kernels=("gemm.fp8_weight_only",),
+                make=lambda b, name=name, rows=rows: quantised_case(b, name, rows),
+            )
+    for name in ("int4_g32", "int8_channel"):
+        for rows in ("one", "many"):
+            yield CaseMaker(
+                name=f"gemm {name}, {rows} rows",
+                kernels=("gemm.weight_only",),
+                make=lambda b, name=name, rows=rows: integer_case(b, name, rows),
+            )
+    for name, kernels in (
+        ("bfloat16", ("grouped_gemm.dense",)),
+        ("fp8_block128_a8", ("grouped_gemm.fp8_block", "quantize.groups")),
+        ("mxfp4_a8", ("grouped_gemm.mxfp4", "quantize.groups")),
+    ):
+        for epilogue in ("none", "silu_gated"):
+            yield CaseMaker(
+                name=f"grouped gemm {name} {epilogue}",
+                kernels=kernels,
+                make=lambda b, name=name, epilogue=epilogue: grouped_case(b, name, epilogue),
+            )
+
+
+def rows_of(bench: Bench, rows: str) -> int:
+    """What a case calls one, few and many rows."""
+    return {"one": 1, "few": bench.size(16, 5), "many": bench.size(4096, 20)}[rows]
+
+
+def _request(n: int, k: int, tokens: int, name: str, epilogue: Any = "none") -> GemmRequest:
+    return GemmRequest(
+        n=n, k=k, dtype="bfloat16", weight_format=FORMATS[name], epilogue=epilogue,
+        tokens=TokenRange(1, tokens),
+    )  # fmt: skip
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, epilogue: str) -> torch.Tensor:
+    y = functional.linear(x, weight)
+    if epilogue == "none":
+        return y
+    gate, up = y.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def dense_case(bench: Bench, rows: str, epilogue: str) -> Case:
+    tokens, n = rows_of(bench, rows), bench.size(8192, 64)
+    k = bench.size(4096, 2048 if rows != "many" else 96)  # split where it is long
+    weight = (bench.randn(n, k) / k**0.5).to(BF16)
+    x = bench.bf16(tokens, k)
+    return reference_case(
+        f"gemm bf16 {epilogue} {tokens}x{n}x{k}",
+        _request(n, k, tokens, "bfloat16", epilogue),
+        gemm.bind,
+        bench,
+        (x,),
+        tokens=tokens,
+        tolerance=_DENSE,
+        static={"weight": weight},
+        theirs=lambda: _linear(x, weight, epilogue),
+        library="cuBLAS",
+    )
+
+
+def stream_k_case(bench: Bench, epilogue: str) -> Case:
+    """Of a size that whole tiles would share out badly, as the model of waves sees it."""
+    units = 132 if bench.is_dry else torch.cuda.get_device_properties(0).multi_processor_count
+    tokens, k = bench.size(4096, 8), bench.size(4096, 1024)
+    spec = bench.with_units(bench.size(units, 3))
+    table = "gemm_gated" if epilogue == "silu_gated" else "gemm"
+    size = "large" if tokens > 16 else "small"
+    tile = tiles_of(gemm.target_of(spec), table, size)
+    slots = int(spec.attributes["compute_units"]) * PROGRAMS_PER_UNIT[size]
+    blocks, steps = -(-tokens // tile["BLOCK_M"]), -(-k // tile["BLOCK_K"])
+    wanted = [c for c in range(1, 4 * slots) if stream_k(blocks * c, steps, slots) is not None]
+    if not wanted:
+        raise ValueError(f"stream-K: required a size that it suits on {units} units, found none")
+    width = wanted[-1] * tile["BLOCK_N"]
+    n = 2 * width if epilogue == "silu_gated" else width
+    weight = (bench.randn(n, k) / k**0.5).to(BF16)
+    x = bench.bf16(tokens, k)
+    return reference_case(
+        f"gemm bf16 {epilogue} stream-K {tokens}x{n}x{k}",
+        _request(n, k, tokens, "bfloat16", epilogue),
+        gemm.bind,
+        bench,
+        (x,),
+        tokens=tokens,
+        tolerance=_DENSE,
+        spec=spec,
+        static={"weight": weight},
+        theirs=lambda: _linear(x, weight, epilogue),
+        library="cuBLAS",
+    )
+
+
+def quantised_case(bench: Bench, name: str, rows: str, arch: str = "") -> Case:
+    """FP8 weights in square blocks, beside the library's FP8 product with a scale a row."""
+    tokens, n, k = rows_of(bench, rows), bench.size(7168, 128), bench.size(4096, 256)
+    form = FORMATS[name]
+    weight = quantize_weight(bench.randn(n, k) / k**0.5, form)
+    x = bench.bf16(tokens, k)
+    wide = weight.dequantize().to(BF16)
+    is_fp8 = form.activation != "float"
+    theirs: Call = lambda: functional.linear(x, wide)  # noqa: E731
+    if is_fp8 and not bench.is_dry:
+        theirs = _scaled_product(x, wide)
+    return reference_case(
+        f"gemm {name} {tokens}x{n}x{k}",
+        _request(n, k, tokens, name),
+        gemm.bind,
+        bench,
+        (x,),
+        tokens=tokens,
+        tolerance=_DENSE,
+        spec=bench.as_arch(arch) if arch else None,
+        static={"weight": weight},
+        theirs=theirs,
+        library="_scaled_mm by rows" if is_fp8 else "cuBLAS on bf16",
+        rate=FP8_RATE if is_fp8 else 1.0,
+    )
+
+
+def _scaled_product(x: torch.Tensor, weight: torch.Tensor) -> Call:
+    """torch's FP8 product with one scale a row of each, the rounding of x included as in ours."""
+    largest = 448.0
+    w_scale = (weight.float().abs().amax(dim=1) / largest)[None, :]
+    packed = (weight.float() / w_scale.T).to(torch.float8_e4m3fn).T
+
+    def product() -> torch.Tensor:
+        x_scale = x.abs().amax(dim=1, keepdim=True).float() / largest
+        values = (x / x_scale).to(torch.float8_e4m3fn)
+        return torch._scaled_mm(values, packed, x_scale, w_scale, out_dtype=BF16)
+
+    return product
+
+
+def integer_case(bench: Bench, name: str, rows: str) -> Case:
+    tokens, n, k = rows_of(bench, rows), bench.size(8192, 64), bench.size(4096, 128)
+    form = FORMATS[name]
+    if form.bits == 4:
+        data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
+    else:
+        data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        scale = torch.rand(n) / 64 / k**0.5
+    weight = QuantizedWeight(format=form, data=bench.on(data), scale=bench.on(scale))
+    x = bench.bf16(tokens, k)
+    wide = weight.dequantize().to(BF16)
+    return reference_case(
+        f"gemm {name} {tokens}x{n}x{k}",
+        _request(n, k, tokens, name),
+        gemm.bind,
+        bench,
+        (x,),
+        tokens=tokens,
+        tolerance=_INT,
+        static={"weight": weight},
+        theirs=lambda: functional.linear(x, wide),
+        library="cuBLAS on bf16",
+    )
+
+
+def grouped_case(bench: Bench, name: str, epilogue: Any) -> Case:
+    experts, n, k = bench.size(64, 4), bench.size(2048, 128), bench.size(4096, 256)
+    rows = bench.size(4096, 12)
+    # Uneven, and one expert that nobody chose.
+    bounds = torch.rand(experts - 2).mul(rows).long().sort().values
+    offsets = torch.cat((torch.zeros(2).long(), bounds, torch.tensor([rows])))
+    offsets = bench.on(offsets)
+    x, form = bench.bf16(rows, k), FORMATS[name]
+    dense = bench.randn(experts, n, k) / k**0.5
+    stored: Any = dense.to(BF16)
+    if not form.is_dense:
+        stored = [quantize_weight(one, form) for one in dense]
+    theirs = None
+    if form.is_dense and epilogue == "none" and not bench.is_dry:
+        ends = offsets[1:].int()
+        theirs = lambda: torch._grouped_mm(x, stored.transpose(1, 2), offs=ends)  # noqa: E731
+    request = GroupedGemmRequest(
+        num_experts=experts, experts_per_token=1, n=n, k=k, dtype="bfloat16", weight_format=form,
+        epilogue=epilogue, clamp=7.0 if epilogue == "silu_gated" else 0.0,
+        tokens=TokenRange(1, rows),
+    )  # fmt: skip
+    return reference_case(
+        f"grouped gemm {name} {epilogue} {experts} experts {rows}x{n}x{k}",
+        request,
+        grouped_gemm.bind,
+        bench,
+        (x, offsets),
+        tokens=rows,
+        tolerance=_DENSE,
+        static={"weight": stored},
+        theirs=theirs,
+        library="_grouped_mm",
+        rate=1.0 if form.is_dense else FP8_RATE,
+    )
