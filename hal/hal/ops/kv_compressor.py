@@ -25,8 +25,9 @@ class KvCompressorRequest(OpRequest):
     """kv, gate [T, W] of the new tokens -> entries [N, head_dim] of the windows that they complete.
 
     W is head_dim, or 2 * head_dim where overlapping. Windows that are open at the end of a step
-    live in a state in float32. has_norm False (GLM-5.3-Flash) leaves out the norm. Raises
-    RequestError if inconsistent.
+    live in a state in float32. has_norm False (GLM-5.3-Flash) leaves out the norm. graph_mode
+    "graph": N is `most_entries`, which does not depend on what is on the device; the rows after the
+    entries are zero. Raises RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "kv_compressor"
@@ -49,6 +50,11 @@ class KvCompressorRequest(OpRequest):
     def state_rows(self) -> int:
         """Tokens that the state of a sequence holds: a window, two where they overlap."""
         return self.ratio * (2 if self.is_overlapping else 1)
+
+    def most_entries(self, tokens: int, sequences: int) -> int:
+        """Entries that a step of so many tokens of so many sequences can complete: each sequence
+        one for every `ratio` of its tokens, and one for what is left of them."""
+        return min(tokens, (tokens + sequences * (self.ratio - 1)) // self.ratio)
 
 
 @dataclass(slots=True)
@@ -110,13 +116,18 @@ def reference(
             entries += _pooled(request, rows, at)
             last = slice(-request.state_rows, None)
             state[slot, at[last] % request.state_rows] = new[last].to(state.dtype)
+        rows = len(entries)
+        if request.graph_mode == "graph":
+            rows = request.most_entries(kv.shape[0], meta.seq_lens.shape[0])
+        out = kv.new_zeros((rows, request.head_dim))
         if not entries:
-            return kv.new_empty((0, request.head_dim))
+            return out
         pooled = torch.stack(entries)
         if norm_weight is not None:
             variance = pooled.square().mean(dim=-1, keepdim=True)
             pooled = pooled * torch.rsqrt(variance + eps) * norm_weight.to(dtype)
-        return pooled.to(kv.dtype)
+        out[: len(entries)] = pooled.to(kv.dtype)
+        return out
 
     return kernel
 

@@ -23,7 +23,9 @@ class MoeDispatchRequest(OpRequest):
     source int32 [M]); combine: y[M, D], source, weights float32 [T, top_k] -> out[T, D].
 
     M is the number of ids that are not -1 (an expert of another rank). source: t * top_k + j of
-    the row's token t and its j-th expert. Raises RequestError if inconsistent.
+    the row's token t and its j-th expert. graph_mode "graph": M is T * top_k, whatever the ids are;
+    what rows after the last offset hold is free, and their source is -1, which combine passes over.
+    Raises RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "moe_dispatch"
@@ -55,7 +57,9 @@ def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
     """Golden dispatch. Rows of one expert keep the order of tokens, then of the token's choices.
 
     combine sums in the order of the choices, in float32 (float64 for float64 y); a token without
-    a row is zero. Raises ValueError if an id is not of an expert, or rows and sources differ.
+    a row is zero. Raises ValueError if an id is not of an expert, or rows and sources differ. (An
+    implementation that cannot raise, as nothing in a captured graph can, makes the rows of a token
+    with such an id NaN.)
     """
     import torch
 
@@ -72,7 +76,12 @@ def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
         counts = torch.bincount(flat[flat >= 0], minlength=request.num_experts)
         offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
         source = order[: int(offsets[-1])]
-        return x[source // request.top_k], offsets, source.to(torch.int32)
+        rows = x[source // request.top_k]
+        if request.graph_mode == "graph":
+            free = len(flat) - len(source)
+            rows = torch.cat((rows, x.new_zeros((free, x.shape[1]))))
+            source = torch.cat((source, source.new_full((free,), -1)))
+        return rows, offsets, source.to(torch.int32)
 
     def combine(y: torch.Tensor, source: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if len(y) != len(source):
@@ -82,6 +91,8 @@ def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
         dtype = accumulation_dtype(y)
         tokens, choices = weights.shape
         each = torch.zeros((tokens * choices, y.shape[1]), dtype=dtype, device=y.device)
+        if request.graph_mode == "graph":
+            y, source = y[source >= 0], source[source >= 0]
         each[source.long()] = y.to(dtype) * weights.flatten()[source.long()].to(dtype)[:, None]
         return each.view(tokens, choices, y.shape[1]).sum(dim=1).to(y.dtype)
 

@@ -30,8 +30,9 @@ def bind(
     position_bias: torch.Tensor | None = None,
 ) -> KvCompressor:
     """kernel(kv[T, W], gate[T, W], state, meta) -> entries [N, head_dim]; the state is brought up
-    to date. N is read from the device, so a step with it cannot be captured as a graph. Rows of kv
-    and gate may be strided, a slot of the state is contiguous.
+    to date. N is read back from the device, unless the request is of a captured graph: then it is
+    the request's `most_entries`, and the rows after the entries are zero. Rows of kv and gate may
+    be strided, a slot of the state is contiguous.
 
     Raises BindingError for a norm_weight where the request has no norm, or the reverse.
     """
@@ -62,7 +63,11 @@ def bind(
     def kernel(
         kv: torch.Tensor, gate: torch.Tensor, state: torch.Tensor, meta: CompressorMetadata
     ) -> torch.Tensor:
-        entries, sequences = int(meta.entry_start_loc[-1]), meta.seq_lens.shape[0]
+        sequences = meta.seq_lens.shape[0]
+        if request.graph_mode == "graph":
+            entries = request.most_entries(kv.shape[0], sequences)
+        else:
+            entries = int(meta.entry_start_loc[-1])
         out = kv.new_empty((entries, request.head_dim))
         bias_or_any = kv if bias is None else bias
         where = (meta.query_start_loc, meta.seq_lens, meta.state_slots)

@@ -66,8 +66,17 @@ def _kv_compressor_kernel(
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, RATIO: tl.constexpr, BLOCK_J: tl.constexpr,
     IS_OVERLAPPING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (entry). Overlapping: the first columns of the window before, the last of its own."""
+    """Program (entry). Overlapping: the first columns of the window before, the last of its own.
+
+    There may be more programs than entries, as many as a step could have: they write zeros.
+    """
     entry = tl.program_id(0)
+    offs_d = tl.arange(0, BLOCK_D)
+    out_ptrs = out_ND_ptr + entry.to(tl.int64) * DIM + offs_d
+    if entry >= tl.load(entry_starts_B_ptr + num_sequences):
+        none = tl.zeros((BLOCK_D,), dtype=tl.float32)
+        tl.store(out_ptrs, none.to(out_ND_ptr.dtype.element_ty), mask=offs_d < DIM)
+        return
     sequence = _sequence_of(entry, entry_starts_B_ptr, num_sequences, num_steps)
     start = tl.load(starts_B_ptr + sequence)
     queries = tl.load(starts_B_ptr + sequence + 1) - start
@@ -77,7 +86,6 @@ def _kv_compressor_kernel(
     state = state_ptr + slot * stride_slot
     kv = kv_TW_ptr + start.to(tl.int64) * stride_kv
     gate = gate_TW_ptr + start.to(tl.int64) * stride_gate
-    offs_d = tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
     peak = tl.full((BLOCK_D,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_D,), dtype=tl.float32)
@@ -104,7 +112,6 @@ def _kv_compressor_kernel(
         square = tl.where(inside, pooled * pooled, 0.0)
         weight = tl.load(norm_D_ptr + offs_d, mask=inside, other=0.0).to(tl.float32)
         pooled = pooled / tl.sqrt(tl.sum(square, axis=0) / DIM + eps) * weight
-    out_ptrs = out_ND_ptr + entry.to(tl.int64) * DIM + offs_d
     tl.store(out_ptrs, pooled.to(out_ND_ptr.dtype.element_ty), mask=offs_d < DIM)
 
 

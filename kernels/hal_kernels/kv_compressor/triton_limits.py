@@ -8,7 +8,7 @@ from hal.device import DeviceSpec
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.aot.limits import evidence_reasons
 
 _KERNEL = "kv_compressor.pool"
 _MOST_DIM = 512
@@ -21,10 +21,6 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if they serve and their machine code is of an allowed tier."""
-    if request.graph_mode == "graph":
-        # The number of entries is read from the device.
-        wanted = "eager: the number of entries is read back"
-        return [not_written(_KERNEL, "graph_mode", wanted, request.graph_mode)]
     if request.head_dim > _MOST_DIM:
         return [
             Reason(

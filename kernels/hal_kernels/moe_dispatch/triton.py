@@ -23,7 +23,11 @@ _ROWS = 1024  # of one program that inverts the order
 
 def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
     """As the op's reference: kernel(x, ids), or kernel(y, source, weights). Raises ValueError if an
-    id is not of an expert, or rows and sources differ."""
+    id is not of an expert, or rows and sources differ.
+
+    Of a captured graph nothing is read back: there are as many rows as choices, and a token with an
+    id of no expert has rows that are NaN.
+    """
     experts, top_k, hidden = request.num_experts, request.top_k, request.hidden_size
     block = min(COLUMNS, triton.next_power_of_2(hidden))
     blocks = -(-hidden // block)
@@ -43,6 +47,8 @@ def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
             _moe_spread_kernel[(ids.shape[0], blocks)](
                 x, ids, places, rows, x.stride(0), hidden, experts, TOP_K=top_k, BLOCK_D=block
             )
+        if request.graph_mode == "graph":
+            return rows, offsets[: experts + 1], source
         # How many rows there are is part of the result: the only time that the host waits.
         count, foreign = offsets[experts:].tolist()
         if foreign:

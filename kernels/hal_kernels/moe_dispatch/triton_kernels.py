@@ -16,7 +16,8 @@ def _moe_places_kernel(
     ids_F_ptr, places_F_ptr, source_F_ptr, offsets_ptr, F, E: tl.constexpr, BLOCK_F: tl.constexpr
 ):
     """Program e: where the choices of expert e go. offsets[E + 2]: first row of each expert, their
-    end, and the number of ids that are no expert's. An id of -1 has no place.
+    end, and the number of ids that are no expert's. An id of -1 has no place. Program E: the source
+    of the places that nobody has is -1.
 
     Each program reads all ids, once to count those before it and once to number its own: nothing
     is passed between programs, and a decode is one step of each loop.
@@ -33,7 +34,11 @@ def _moe_places_kernel(
     if expert == E:
         tl.store(offsets_ptr + E + 1, tl.sum(foreign, axis=0).to(tl.int64))
     tl.store(offsets_ptr + expert, first.to(tl.int64))
-    if expert < E:
+    if expert == E:
+        for start in range(0, F, BLOCK_F):
+            place = start + offs
+            tl.store(source_F_ptr + place, -1, mask=(place >= first) & (place < F))
+    else:
         for start in range(0, F, BLOCK_F):
             ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
             is_own = (ids == expert).to(tl.int32)
@@ -48,11 +53,19 @@ def _moe_spread_kernel(
     x_TD_ptr, ids_TK_ptr, places_TK_ptr, rows_MD_ptr, stride_x, D, E,
     TOP_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of columns): the token's row is read once and written to its places."""
+    """Program (token, block of columns): the token's row is read once and written to its places.
+    Where one of its ids is of no expert, what is written is NaN: a host that does not look must not
+    find a sum of fewer experts."""
     token = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = offs < D
     x = tl.load(x_TD_ptr + token * stride_x + offs, mask=inside, other=0.0)
+    is_foreign = 0
+    for j in range(TOP_K):
+        expert = tl.load(ids_TK_ptr + token * TOP_K + j)
+        is_foreign |= ((expert < -1) | (expert >= E)).to(tl.int32)
+    no_number = tl.full((BLOCK_D,), float("nan"), tl.float32).to(x_TD_ptr.dtype.element_ty)
+    x = tl.where(is_foreign > 0, no_number, x)
     for j in range(TOP_K):
         expert = tl.load(ids_TK_ptr + token * TOP_K + j)
         if (expert >= 0) & (expert < E):
@@ -62,10 +75,10 @@ def _moe_spread_kernel(
 
 @triton.jit
 def _moe_invert_kernel(source_M_ptr, places_F_ptr, M, BLOCK_M: tl.constexpr):
-    """places[source[m]] = m."""
+    """places[source[m]] = m; a source of -1 is of no row."""
     offs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    source = tl.load(source_M_ptr + offs, mask=offs < M, other=0)
-    tl.store(places_F_ptr + source, offs, mask=offs < M)
+    source = tl.load(source_M_ptr + offs, mask=offs < M, other=-1)
+    tl.store(places_F_ptr + source, offs, mask=source >= 0)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from hal.device import DeviceSpec
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.aot.limits import evidence_reasons
 
 _KERNELS = {
     "permute": ("moe_dispatch.places", "moe_dispatch.spread"),
@@ -23,10 +23,6 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if they serve."""
-    if request.kind == "permute" and request.graph_mode == "graph":
-        # The host reads the number of rows back, which a captured graph cannot do.
-        wanted = "eager: the number of rows is read back"
-        return [not_written("moe_dispatch.places", "graph_mode", wanted, "graph")]
     return [
         reason
         for kernel in _KERNELS[request.kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -227,6 +228,24 @@ def test_work_is_that_of_the_real_tensors() -> None:
     )
     assert bytes_moved(prompt, 40) == 40 * kv_and_gate + 10 * entry + 8 * written
     assert flops(request, 8) == 2 * flops(request, 4) > 0
+
+
+def test_a_captured_graph_has_entries_then_zeros(rng: torch.Generator) -> None:
+    eager = KvCompressorRequest(
+        ratio=3, head_dim=4, is_overlapping=False, dtype="float64", has_norm=False
+    )
+    graph = dataclasses.replace(eager, graph_mode="graph")
+    meta = metadata(eager, [(5, 5, 0), (2, 10, 1), (1, 4, 2)])
+    kv, gate = (normal(rng, 8, 4) for _ in range(2))
+    states = [new_state(eager, 3).double() for _ in range(2)]
+    states[1].copy_(states[0])
+    entries = reference(eager)(kv, gate, states[0], meta)
+    padded = reference(graph)(kv, gate, states[1], meta)
+    assert len(entries) == 2
+    assert padded.shape == (graph.most_entries(8, 3), 4) == (4, 4)
+    assert torch.equal(padded[:2].nan_to_num(), entries.nan_to_num())
+    assert not padded[2:].any()
+    assert torch.equal(states[0].nan_to_num(), states[1].nan_to_num())
 
 
 def test_wrong_requests_and_norms_are_refused() -> None:

@@ -228,6 +228,20 @@ def test_rows_are_sorted_by_expert_then_by_token(ids: list[list[int]]) -> None:
     assert source.dtype == torch.int32
     assert torch.equal(rows, x[[i // 3 for i in want]] if want else x[:0])
     assert offsets.tolist() == [sum(0 <= e < expert for e in flat) for expert in range(7)]
+    # Of a captured graph: as many rows as choices, of which the last have no source.
+    graph = dataclasses.replace(request, graph_mode="graph")
+    more, same, padded = CATALOGUE["moe_dispatch"].reference(graph)(
+        x, torch.tensor(ids, dtype=torch.int32)
+    )
+    assert torch.equal(more[: len(want)], rows)
+    assert torch.equal(same, offsets)
+    assert padded.tolist() == want + [-1] * (len(flat) - len(want))
+    assert len(more) == len(flat)
+    weights = torch.rand(len(ids), 3, dtype=torch.float64)
+    combine = [dataclasses.replace(one, kind="combine") for one in (request, graph)]
+    sums = [CATALOGUE["moe_dispatch"].reference(one) for one in combine]
+    more[len(want) :] = float("nan")
+    assert torch.equal(sums[0](rows, source, weights), sums[1](more, padded, weights))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hal_kernels.kv_compressor.triton as triton_compressor
 from gpu_devices import gpu
 from hal.errors import BindingError
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest, reference
 from hal_kernels.kv_compressor.triton_limits import not_supported_reasons
+from read_backs import no_reading_back
 
 # Of the result, which is rounded once; and of float32 sums.
 TOLERANCE = {"bfloat16": 2.0**-8, "float32": 2e-5}
@@ -111,9 +114,54 @@ def test_a_weight_that_does_not_fit_the_request() -> None:
         triton_compressor.bind(request_of(4, False, "float32"), gpu("sm_90"))
 
 
-def test_a_captured_graph_is_refused_since_the_number_of_entries_is_read_back() -> None:
-    request = request_of(4, True, "bfloat16", graph_mode="graph")
-    (reason,) = not_supported_reasons(request, gpu("sm_90"))
-    assert (reason.what, reason.found) == ("kv_compressor.pool: graph_mode", "graph")
-    assert reason.required == "eager: the number of entries is read back"
-    assert not not_supported_reasons(request_of(4, True, "bfloat16"), gpu("sm_90"))
+@pytest.mark.parametrize(("ratio", "is_overlapping"), [(4, True), (3, False), (1, False)])
+def test_of_a_captured_graph_nothing_is_read_back(ratio: int, is_overlapping: bool) -> None:
+    """All steps of one size, whatever they complete: entries, then zeros, and the same state."""
+    eager = request_of(ratio, is_overlapping, "float32")
+    graph = request_of(ratio, is_overlapping, "float32", graph_mode="graph")
+    assert not not_supported_reasons(graph, gpu("sm_90"))
+    static = {"norm_weight": torch.randn(40), "eps": 1e-3}
+    kernels = [triton_compressor.bind(one, gpu("sm_90"), **static) for one in (graph, eager)]
+    state = torch.full((SLOTS, graph.state_rows, 2, graph.width), float("nan"))
+    states, exact_state = [state.clone(), state.clone()], state.double()
+    for pieces in (
+        [(9, 9, 2), (3, 3, 0)],
+        [(6, 15, 2), (6, 9, 0)],
+        [(12, 27, 2), (0, 9, 0)],
+        [(11, 20, 0), (1, 28, 2)],
+    ):
+        meta = metadata(graph, pieces)
+        kv, gate = torch.randn(12, graph.width), torch.randn(12, graph.width)
+        with no_reading_back():
+            found = kernels[0](kv, gate, states[0], meta)
+        assert torch.equal(found[: meta.entry_start_loc[-1]], kernels[1](kv, gate, states[1], meta))
+        assert torch.equal(states[0].nan_to_num(), states[1].nan_to_num())
+        with pytest.raises(AssertionError, match="reads a tensor back"), no_reading_back():
+            kernels[1](kv, gate, states[1].clone(), meta)
+        exact = reference(graph, **static)(kv.double(), gate.double(), exact_state, meta)
+        assert found.shape == exact.shape == (graph.most_entries(12, 2), 40)
+        assert torch.allclose(found.double(), exact, rtol=2e-5, atol=3e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1), st.integers(1, 8))
+def test_no_step_has_more_entries_than_there_is_room_for(
+    pieces: list[tuple[int, int]], ratio: int
+) -> None:
+    """Of (context before, new tokens) for each sequence; and some step has as many."""
+    request = request_of(ratio, False, "float32")
+    entries = sum((old + new) // ratio - old // ratio for old, new in pieces)
+    tokens = sum(new for _, new in pieces)
+    assert entries <= request.most_entries(tokens, len(pieces)) <= tokens
+    # As many as possible: each sequence has its new tokens where they complete the most windows.
+    even = [new for _, new in pieces if new % ratio == 1 or ratio == 1]
+    if len(even) == len(pieces):
+        most = sum(-(-new // ratio) for new in even)
+        assert most == request.most_entries(tokens, len(pieces))
+
+
+def test_no_tokens_of_a_captured_graph() -> None:
+    request = request_of(4, True, "bfloat16", has_norm=False, graph_mode="graph")
+    meta = metadata(request, [(0, 5, 0)])
+    rows = torch.empty(0, request.width, dtype=torch.bfloat16)
+    state = torch.zeros(1, request.state_rows, 2, request.width)
+    assert triton_compressor.bind(request, gpu("sm_90"))(rows, rows, state, meta).shape == (0, 40)

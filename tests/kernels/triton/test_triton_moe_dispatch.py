@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from gpu_devices import gpu
 from hal.ops.moe_dispatch import MoeDispatchRequest, reference
 from hal_kernels.moe_dispatch.triton_limits import not_supported_reasons
 from hal_kernels.moe_dispatch.triton_variants import FEW_CHOICES
+from read_backs import no_reading_back
 
 STEP = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 CASES = {
@@ -68,7 +72,73 @@ def test_what_is_refused() -> None:
         triton_dispatch.bind(combine, gpu("sm_90"))(
             torch.ones(2, 16), torch.zeros(1, dtype=torch.int32), torch.ones(1, 2)
         )
-    captured = MoeDispatchRequest(kind="permute", graph_mode="graph", **fields)
-    assert [r.what for r in not_supported_reasons(captured, gpu("sm_90"))] == [
-        "moe_dispatch.places: graph_mode"
-    ]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "top_k", "hidden"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("is_partial", [False, True], ids=["all", "partial"])
+def test_of_a_captured_graph_nothing_is_read_back(
+    tokens: int, experts: int, top_k: int, hidden: int, is_partial: bool
+) -> None:
+    ids = random_ids(tokens, experts, top_k, is_partial=is_partial)
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, top_k)
+    permute, combine = (
+        MoeDispatchRequest(
+            kind=kind, num_experts=experts, top_k=top_k, hidden_size=hidden, dtype="float32",
+            graph_mode="graph",
+        )
+        for kind in ("permute", "combine")
+    )  # fmt: skip
+    for request in (permute, combine):
+        assert not not_supported_reasons(request, gpu("sm_90"))
+    spread = triton_dispatch.bind(permute, gpu("sm_90"))
+    together = triton_dispatch.bind(combine, gpu("sm_90"))
+    with no_reading_back():
+        rows, offsets, source = spread(x, ids)
+        count = int(offsets.numpy()[-1])
+        rows[count:] = float("nan")  # as a product per expert leaves what is no expert's
+        y = together(rows, source, weights)
+    eager = triton_dispatch.bind(dataclasses.replace(permute, graph_mode="eager"), gpu("sm_90"))
+    with pytest.raises(AssertionError, match="reads a tensor back"), no_reading_back():
+        eager(x, ids)
+    golden, exact_offsets, exact_source = reference(permute)(x, ids)
+    assert rows.shape == golden.shape == (tokens * top_k, hidden)
+    assert torch.equal(rows[:count], golden[:count])
+    assert torch.equal(offsets, exact_offsets)
+    assert torch.equal(source, exact_source)
+    exact = reference(combine)(golden.double(), exact_source, weights.double())
+    assert y.shape == exact.shape
+    assert ((y.double() - exact).abs() <= 1e-5 * (1.0 + exact.abs())).all()
+
+
+def test_the_form_of_a_captured_graph_is_of_the_same_rows() -> None:
+    ids = random_ids(6, 8, 3, is_partial=True)
+    x, weights = torch.randn(6, 20), torch.rand(6, 3)
+    found = []
+    for graph_mode in ("eager", "graph"):
+        fields: Any = {"num_experts": 8, "top_k": 3, "hidden_size": 20, "dtype": "float32"}
+        permute = MoeDispatchRequest(kind="permute", graph_mode=graph_mode, **fields)
+        combine = MoeDispatchRequest(kind="combine", graph_mode=graph_mode, **fields)
+        rows, offsets, source = triton_dispatch.bind(permute, gpu("sm_90"))(x, ids)
+        y = triton_dispatch.bind(combine, gpu("sm_90"))(rows, source, weights)
+        found.append((rows, offsets, source, y))
+    eager, graph = found
+    count = len(eager[0])
+    assert count < len(graph[0])
+    assert torch.equal(eager[0], graph[0][:count])
+    assert torch.equal(eager[1], graph[1])
+    assert torch.equal(eager[2], graph[2][:count])
+    assert (graph[2][count:] == -1).all()
+    assert torch.equal(eager[3], graph[3])
+
+
+def test_an_id_of_no_expert_is_seen_in_a_captured_graph_too() -> None:
+    fields = {"num_experts": 4, "top_k": 2, "hidden_size": 16, "dtype": "bfloat16"}
+    permute = MoeDispatchRequest(kind="permute", graph_mode="graph", **fields)
+    for wrong in (-2, 4):
+        ids = torch.tensor([[0, wrong], [0, 1]], dtype=torch.int32)
+        x = torch.ones(2, 16).bfloat16()
+        rows, offsets, source = triton_dispatch.bind(permute, gpu("sm_90"))(x, ids)
+        assert offsets.tolist() == [0, 2, 3, 3, 3]
+        assert source.tolist() == [0, 2, 3, -1]
+        assert rows[0].isnan().all()
+        assert torch.equal(rows[1:3], x)
