@@ -1,0 +1,153 @@
+"""What may be chosen for the Triton attention over window and entries, and what a choice costs.
+Free of torch and triton.
+
+A class is measured and modelled with as many entries as a list has, or as `KEYS` tokens make: for a
+prompt its queries are the last of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hal.device import DeviceSpec
+from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
+from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.request import TokenRange
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import TritonKernel
+from hal_kernels.compressed_attention.triton_variants import KERNELS, SPLIT_ENTRIES, V41_MAIN
+from hal_kernels.tuning.key_tiles import (
+    KEYS,
+    batch_of,
+    cache_of,
+    default_of,
+    lists_of,
+    metadata,
+    page_table,
+    steps_of_keys,
+)
+from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.shapes import ShapeClass, shape_class
+from hal_kernels.tuning.tunable import Call, TunableKernel
+
+_MODULE = "hal_kernels.compressed_attention.triton"
+_SIZES = ("entries", "head_dim", "heads", "ratio", "window")
+_PAGE = 64
+_LEAST_BLOCK = 16  # heads that share a program, at least
+_ENDINGS = tuple(
+    f"{form}-{phase}" for form in ("dense", "sparse") for phase in ("decode", "prefill")
+)
+_BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+_PAGED, _V41 = "compressed_attention.paged", "compressed_attention.v41"
+
+
+def shape_of(
+    request: CompressedAttentionRequest, device: DeviceSpec
+) -> tuple[str, ShapeClass] | None:
+    """Kernel and class of a request at the most tokens of its range; None for the window alone,
+    which has nothing of its own to choose."""
+    if not request.compress_ratio:
+        return None
+    main, form = request.main_format, "sparse" if request.top_k else "dense"
+    phase = "decode" if request.phase == "decode" else "prefill"
+    sizes = {
+        "entries": request.top_k or max(1, KEYS // request.compress_ratio),
+        "head_dim": request.head_dim,
+        "heads": request.num_heads,
+        "ratio": request.compress_ratio,
+        "window": request.window,
+    }
+    kernel = _V41 if request.window_format == "v41_528" else _PAGED
+    shape = shape_class(request.dtype, f"{main}-{form}-{phase}", request.tokens.high, sizes)
+    return kernel, shape
+
+
+def _parts(shape: ShapeClass) -> tuple[str, bool, str]:
+    """(format of the entries, whether lists, phase) of a form."""
+    main, form, phase = shape.form.split("-")
+    return main, form == "sparse", phase
+
+
+def _window_format(main: str) -> str:
+    return "v41_528" if main in V41_MAIN else main
+
+
+def _space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    return steps_of_keys(target, (16, 32, 64))
+
+
+def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
+    n, (main, _, phase) = configuration["BLOCK_N"], _parts(shape)
+    entries, window = shape.size("entries"), shape.size("window")
+    heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase == "decode"
+    splits = -(-entries // SPLIT_ENTRIES) if is_decode else 1
+    programs = shape.rows * splits * -(-heads // _LEAST_BLOCK)
+    of_entries = -(-(min(entries, SPLIT_ENTRIES) if is_decode else entries) // n)
+    steps = -(-window // n) + of_entries  # of the first split, which has the window as well
+    rows = [KV_FORMATS[name].row_bytes(dim) for name in (_window_format(main), main)]
+    per_pair = 4.0 * dim
+    sequences = shape.rows if is_decode else 1
+    read = [
+        float(sequences * count * row) for count, row in zip((window, entries), rows, strict=True)
+    ]
+    parts = 4.0 * shape.rows * heads * splits * dim if is_decode else 0.0
+    return Footprint(
+        programs=programs,
+        steps=steps,
+        step_bytes=n * max(rows),
+        flops=per_pair * programs * steps * _LEAST_BLOCK * n,
+        needed_flops=per_pair * shape.rows * heads * (window + entries),
+        memory_bytes=sum(read) + 4.0 * shape.rows * heads * dim + parts,
+    )
+
+
+def _call(shape: ShapeClass, device: Any) -> Call:
+    import torch
+
+    main, is_sparse, phase = _parts(shape)
+    main_format: Any = main
+    window_format: Any = _window_format(main)
+    heads, dim, ratio = (shape.size(name) for name in ("heads", "head_dim", "ratio"))
+    entries, window = shape.size("entries"), shape.size("window")
+    queries, context = batch_of(phase, shape.rows, max(entries * ratio, window))
+    request = CompressedAttentionRequest(
+        phase="decode" if phase == "decode" else "prefill", num_heads=heads, head_dim=dim,
+        rope_dim=min(64, dim), window=window, top_k=entries if is_sparse else 0,
+        compress_ratio=ratio, has_sinks=True, window_format=window_format,
+        main_format=main_format, block_size=_PAGE, dtype=shape.dtype,
+        tokens=TokenRange(1, shape.rows),
+    )  # fmt: skip
+    tables = [page_table(len(queries), n, _PAGE, device) for n in (context, context // ratio)]
+    caches = [
+        cache_of(name, table, dim, _PAGE)
+        for name, table in zip((window_format, main_format), tables, strict=True)
+    ]
+    plain = metadata(tables[0], context, queries)
+    meta = CompressedAttentionMetadata(
+        query_start_loc=plain.query_start_loc, seq_lens=plain.seq_lens,
+        window_block_table=tables[0], main_block_table=tables[1],
+        max_query_len=plain.max_query_len, max_seq_len=plain.max_seq_len,
+    )  # fmt: skip
+    q = torch.randn(shape.rows, heads * dim, device=device).to(torch.bfloat16)
+    lists = lists_of(shape.rows, context // ratio, entries, device) if is_sparse else None
+    static = {"scale": dim**-0.5, "sinks": torch.randn(heads, device=device)}
+    return Call(request=request, static=static, args=(q, *caches, meta, lists))
+
+
+def _dtypes(target: Target) -> Sequence[str]:
+    return ("bfloat16",)
+
+
+def _tunable(kernel: TritonKernel, formats: Sequence[str]) -> TunableKernel:
+    forms = tuple(f"{name}-{ending}" for name in formats for ending in _ENDINGS)
+    return TunableKernel(
+        kernel=kernel.name, module=_MODULE, size_names=_SIZES, forms=forms, dtypes=_dtypes,
+        default=default_of(kernel), space=_space, footprint=_footprint, call=_call,
+    )  # fmt: skip
+
+
+TUNABLE = (
+    _tunable(_BY_NAME[_PAGED], ("bf16", "v4_584")),
+    _tunable(_BY_NAME[_V41], V41_MAIN),
+)
