@@ -21,7 +21,9 @@ from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.formats import FORMATS
+from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.gemm_norm import GemmNormRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest
@@ -105,6 +107,20 @@ def _gemm(name: str, **more: Any) -> OpRequest:
     dtype = name if FORMATS[name].is_dense else "bfloat16"
     given: dict[str, Any] = {"n": 4096, "k": 7168, "dtype": dtype, "tokens": _TOKENS} | more
     return GemmRequest(weight_format=FORMATS[name], **given)
+
+
+def _fused(name: str, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"n": 4096, "k": 7168, **_BF16} | more
+    return FusedGemmRequest(weight_format=FORMATS[name], **given)
+
+
+def _rounded(name: str, group: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"out_dtype": "fp8_e4m3fn", "out_group_size": group}
+    return _fused(name, epilogue="silu_gated", **given, **more)
+
+
+def _gemm_norm(name: str) -> OpRequest:
+    return GemmNormRequest(n=7168, k=4096, weight_format=FORMATS[name], **_BF16)
 
 
 def _experts(name: str, **more: Any) -> OpRequest:
@@ -441,5 +457,22 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "llama-70b": _rope_kv_write(64),
         "qwen3, one of 8 ranks": _rope_kv_write(8, num_kv_heads=1, has_qk_norm=True),
         "fp8 cache": _rope_kv_write(64, kv_dtype="float8_e4m3fn"),
+    },
+    "fused_gemm": {
+        "bfloat16 with a residual": _fused("bfloat16", has_residual=True),
+        "FP8 128x128 with a residual": _fused("fp8_block128_a8", has_residual=True),
+        "FP8 128x128 gated and rounded": _rounded("fp8_block128_a8", 128),
+        "FP8 128x128 ue8m0 with a clamped gate": _fused(
+            "fp8_block128_ue8m0_a8", epilogue="silu_gated", clamp=10.0
+        ),
+        "FP8 32x32 ue8m0 gated and rounded": _rounded(
+            "fp8_block32_ue8m0_a8", 32, out_scale_dtype="ue8m0"
+        ),
+        "int4 with a residual": _fused("int4_g32", has_residual=True),
+    },
+    "gemm_norm": {
+        "bfloat16": _gemm_norm("bfloat16"),
+        "FP8 128x128": _gemm_norm("fp8_block128_a8"),
+        "int4": _gemm_norm("int4_g32"),
     },
 }

@@ -2,8 +2,8 @@
 
 A model lists beside its call sites the joined sites: one op that does what several sites do in a
 row. A plan takes a joined site, from the smallest size on, where a candidate serves it at a tier no
-worse than each part's and is not estimated to be slower than the parts together; the parts keep the
-larger sizes. Where it is offered and not taken, the plan says why.
+worse than each part's and is estimated to gain over the parts together; the parts keep the larger
+sizes. Where it is offered and not taken, the plan says why.
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ class JoinedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSite:
-    """One call in place of several, in layers in which all of them are."""
+    """One call in place of several, in layers in which all of them are.
+
+    needs_gain: False for a call that is its first part with less to store and fewer launches behind
+    it, which estimates do not count: it is taken where it is not estimated to be slower, unless it
+    was never measured on the device and the implementation of its first part was.
+    """
 
     site: OpSite
     parts: tuple[JoinedPart, ...]
+    needs_gain: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,7 @@ def join_sites(
                 high = 0
             else:
                 is_explicit = op in explicit
-                high, reason = _most_tokens(join.site.request, parts, choose, is_explicit)
+                high, reason = _most_tokens(join, parts, choose, is_explicit)
             if reason:
                 sizes = f"above {high} tokens" if high else "at any size"
                 label = replace(join.site, layers=layers).label()
@@ -99,7 +105,9 @@ def _same_parts(
     found: dict[tuple[OpSite, ...], list[int]] = {}
     for layer in join.site.layers:
         parts = [_site_of(sites, part, layer, join.site.ranks) for part in join.parts]
-        known = tuple(part for part in parts if part is not None)
+        # What another join has the smallest sizes of is not joined once more above them.
+        low = join.site.request.tokens.low
+        known = tuple(p for p in parts if p is not None and p.request.tokens.low <= low)
         if len(known) == len(parts):
             found.setdefault(known, []).append(layer)
     return [(tuple(layers), parts) for parts, layers in found.items()]
@@ -116,14 +124,14 @@ def _site_of(
 
 
 def _most_tokens(
-    request: OpRequest, parts: Sequence[OpSite], choose: Choose, is_explicit: bool
+    join: JoinedSite, parts: Sequence[OpSite], choose: Choose, is_explicit: bool
 ) -> tuple[int, str]:
     """The largest size up to which the joined call is no worse, 0 for none, and what ends it.
 
     is_explicit: the user chose its implementation, which is taken as far as it can serve. Raises
     SelectionError if that is not even the smallest size.
     """
-    most = 0
+    most, request = 0, join.site.request
     for bucket in token_buckets(request.tokens):
         try:
             whole = choose(request.with_tokens(bucket))
@@ -131,14 +139,20 @@ def _most_tokens(
             if most == 0 and not isinstance(error, UnservedRequestError):
                 raise
             return most, error.found
-        reason = "" if is_explicit else _why_apart(whole, bucket, parts, choose)
+        reason = "" if is_explicit else _why_apart(join, whole, bucket, parts, choose)
         if reason:
             return most, reason
         most = bucket.high
     return most, ""
 
 
-def _why_apart(whole: Decision, bucket: TokenRange, parts: Sequence[OpSite], choose: Choose) -> str:
+def _why_apart(
+    join: JoinedSite,
+    whole: Decision,
+    bucket: TokenRange,
+    parts: Sequence[OpSite],
+    choose: Choose,
+) -> str:
     """Why the parts serve one size better; "" where they do not."""
     decisions = []
     for part in parts:
@@ -154,6 +168,11 @@ def _why_apart(whole: Decision, bucket: TokenRange, parts: Sequence[OpSite], cho
     apart = sum(time for time in times if time is not None)
     if whole.estimate_us <= apart * (1.0 - MIN_GAIN_OF_SWITCH):
         return ""
+    first = decisions[0].choice
+    if not join.needs_gain and whole.estimate_us <= apart:
+        if not whole.choice.untuned or first.untuned:
+            return ""
+        return f"{whole.choice.name} was {whole.choice.untuned}, {first.name} was measured"
     return f"{whole.choice.name} is estimated at {whole.estimate_us:.1f} µs, apart {apart:.1f} µs"
 
 

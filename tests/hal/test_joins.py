@@ -238,6 +238,49 @@ def test_apart_where_that_is_better_and_the_plan_says_why(
     assert said in note
 
 
+@pytest.mark.parametrize(
+    ("us", "untuned", "said"),
+    [
+        (10.0, ("", ""), ""),
+        (10.0, ("not measured", "not measured"), ""),
+        (9.9, ("not measured", ""), "both was not measured, sum was measured"),
+        (10.1, ("", ""), "both is estimated at 10.1 µs, apart 10.0 µs"),
+        (9.0, ("not measured", ""), ""),  # an estimated gain decides
+    ],
+)
+def test_a_join_that_saves_what_estimates_do_not_count_needs_no_gain(
+    device: DeviceSpec, candidate: Any, us: float, untuned: tuple[str, str], said: str
+) -> None:
+    offered = [
+        candidate("sum", op="collective", us=6.0, untuned=untuned[1]),
+        candidate("norm", op="norm.rms", us=4.0),
+        candidate("both", op="all_reduce_norm", us=us, untuned=untuned[0]),
+    ]
+    found = planned(device, offered, joins=[replace(JOIN, needs_gain=False)])
+    assert (("layers.0–2.both", "1-64", "both") in listed(found)) == (not said)
+    joins = [note for note in found.notes if "in place of its parts" in note]
+    assert len(joins) == bool(said)
+    assert not said or said in joins[0]
+
+
+@pytest.mark.parametrize("most", [8, 64])
+def test_a_second_join_of_the_same_parts_leaves_the_sizes_above_the_first_apart(
+    device: DeviceSpec, candidate: Any, most: int
+) -> None:
+    """No size of a part is planned twice, nor by a join that starts at the smallest size again."""
+    offered = [
+        candidate("sum", op="collective", us=6.0),
+        candidate("norm", op="norm.rms", us=4.0),
+        candidate("both", op="all_reduce_norm", us=1.0, not_supported_reasons=up_to(most)),
+    ]
+    again = replace(JOIN, site=replace(JOIN.site, site="layers.*.again"))
+    found = planned(device, offered, joins=[JOIN, again])
+    left = {("layers.0–2.sum", "9-64", "sum"), ("layers.0–2.post_norm", "9-64", "norm")}
+    both = ("layers.0–2.both", f"1-{most}", "both")
+    norms = {("layers.1–2.input_norm", "1-64", "norm")}
+    assert listed(found) == {both} | norms | (left if most == 8 else set())
+
+
 def test_a_better_one_that_is_out_of_reach_is_named(
     device: DeviceSpec, candidate: Any, parts: list[KernelCandidate]
 ) -> None:

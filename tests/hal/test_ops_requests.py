@@ -22,7 +22,9 @@ from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.embedding import EmbeddingRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.formats import FORMATS, WeightFormat
+from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.gemm_norm import GemmNormRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest
@@ -145,6 +147,16 @@ GATED_EXPERTS = GroupedGemmRequest(
     epilogue="silu_gated",
     clamp=10.0,
 )
+FUSED = FusedGemmRequest(
+    n=256,
+    k=8,
+    dtype="bfloat16",
+    weight_format=FORMATS["bfloat16"],
+    epilogue="silu_gated",
+    clamp=7.0,
+    out_dtype="fp8_e4m3fn",
+    out_group_size=32,
+)
 
 
 REQUESTS = [
@@ -152,6 +164,8 @@ REQUESTS = [
     dataclasses.replace(ATTENTION, phase="decode", has_sinks=True, softcap=30.0),
     ATTENTION_PROJECTION,
     GemmRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["int4_g32"]),
+    FUSED,
+    GemmNormRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["float32"]),
     GroupedGemmRequest(
         num_experts=4,
         experts_per_token=1,
@@ -228,6 +242,11 @@ OTHERS: dict[str, Any] = {
     "engram.kind": None,
     "quantize.out_dtype": "int8",
     "quantize.scale_dtype": "ue8m0",
+    "fused_gemm.epilogue": None,  # only a gated one has a clamp
+    "fused_gemm.out_dtype": "fp8_e4m3fnuz",
+    "fused_gemm.out_scale_dtype": "ue8m0",
+    "gemm_norm.epilogue": None,  # it has none
+    "gemm_norm.out_dtype": None,
     "grouped_gemm.epilogue": "silu_gated",
     "grouped_gemm.clamp": None,  # only with a gated epilogue: see the test of its own
     "kv_write.kv_format": None,
@@ -289,6 +308,29 @@ def test_a_clamp_shows_in_arguments_and_is_of_a_gated_product_only() -> None:
     for wrong in ({"clamp": -1.0}, {"epilogue": "none"}):
         with pytest.raises(RequestError, match="clamp"):
             dataclasses.replace(GATED_EXPERTS, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clamp": -1.0}, "clamp >= 0"),
+        ({"epilogue": "silu"}, "no clamp unless"),
+        ({"out_group_size": 0}, "out_group_size above 0"),
+        ({"out_dtype": ""}, "out_group_size above 0"),
+        ({"out_group_size": 96}, "multiple of out_group_size 96"),
+        ({"out_scale_dtype": "e4m3"}, "out_scale_dtype"),
+    ],
+    ids=lambda x: "" if isinstance(x, str) else str(x),
+)
+def test_fused_products_that_mean_nothing_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        dataclasses.replace(FUSED, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"epilogue": "silu"}, {"out_dtype": "float32"}], ids=str)
+def test_a_norm_is_of_the_plain_sum(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="epilogue='none' and out_dtype=''"):
+        GemmNormRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["float32"], **wrong)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2, 1), (-1, 4)])
