@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hal.binding import BoundOps
-from hal.errors import PlanError
+from hal.errors import KernelBuildError, PlanError
 from hal.ops.collective import CollectiveGroup
 from hal.plugins.registry import BackendRegistry
 from hal_engine.batch import ModelRunner
@@ -40,7 +40,8 @@ def build_runner(
 
     ops: an audit's own of rank 0, which look inside.
 
-    Raises CheckpointError, BindingError, WorkerError, PlanError (no room for a KV cache).
+    Raises CheckpointError, BindingError, WorkerError, PlanError (no room for a KV cache),
+    KernelBuildError with the failures of all ranks.
     """
     check_runnable_on(planned.device)  # before a runtime takes the device
     world_size = planned.options.tp
@@ -58,7 +59,9 @@ def build_runner(
             group = runtime.create_group(0, world_size, rendezvous)
             local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
             workers.wait_until("ready")
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KernelBuildError):
+                workers.add_build_failures(error)
             workers.stop()
             if group is not None:
                 group.close()

@@ -64,21 +64,39 @@ def start_engine(
     audit_every: see `LiveAudit`; 0 audits nothing.
 
     use, waivers, disabled_plugins: what the plan was made with, for the other ranks. A kernel that
-    cannot be compiled is left out of a second plan, which is as strict: what it would lose is an
-    error that names the kernel, unless a waiver allows it; a waiver for that which nothing needed
-    is an error as well. Raises WaiverError, CheckpointError, ConfigError (the
-    tokenizer), BindingError, PlanError, WorkerError; KernelBuildError with several ranks, which
-    would have to plan again together.
+    any rank cannot compile is left out of a second plan, which all ranks make and which is as
+    strict: what it would lose is an error that names the kernel, unless a waiver allows it; a
+    waiver for that which nothing needed is an error as well. Raises WaiverError, CheckpointError,
+    ConfigError (the tokenizer), BindingError, PlanError, WorkerError; KernelBuildError for a kernel
+    that was left out and runs none the less.
     """
     without: dict[str, str] = {}
     while True:
         try:
-            return _start(planned, registry, use, waivers, disabled_plugins, progress, audit_every)
+            order = WorkerOrder(
+                model=planned.config.source,
+                options=planned.options.model_dump(mode="json"),
+                use=dict(use or {}),
+                waivers=str(waivers),
+                disabled_plugins=disabled_plugins,
+                without=dict(without),
+            )
+            return _start(planned, registry, order, progress, audit_every)
         except KernelBuildError as error:
-            if planned.options.tp > 1 or error.implementation in without:
+            found = _left_out(error)
+            if not found.keys() - without.keys():
                 raise
-            without[error.implementation] = f"{error.required} does not compile: {error.found}"
+            without |= {name: why for name, why in found.items() if name not in without}
             planned = plan_without(planned, registry, without, use=use, waivers=waivers)
+
+
+def _left_out(error: KernelBuildError) -> dict[str, str]:
+    """Implementation -> what was found, of all ranks that failed; the rank where it is not 0."""
+    return {
+        failure.implementation: f"{failure.required}{failure.where} does not compile: "
+        f"{failure.found}"
+        for failure in reversed(error.failures)
+    }
 
 
 def plan_without(
@@ -106,21 +124,12 @@ def plan_without(
 def _start(
     planned: PlannedModel,
     registry: BackendRegistry,
-    use: Mapping[str, str] | None,
-    waivers: str | Path,
-    disabled_plugins: tuple[str, ...],
+    order: WorkerOrder,
     progress: Progress | None,
     audit_every: int,
 ) -> Engine:
     options = planned.options
     tokenizer: Tokenizer = load_tokenizer(planned.config)
-    order = WorkerOrder(
-        model=planned.config.source,
-        options=options.model_dump(mode="json"),
-        use=dict(use or {}),
-        waivers=str(waivers),
-        disabled_plugins=disabled_plugins,
-    )
     scheduling = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

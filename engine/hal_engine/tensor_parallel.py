@@ -11,26 +11,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import IO, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from hal.binding import CallCount
-from hal.errors import HalError
+from hal.errors import HalError, KernelBuildError
 from hal.ops.collective import CollectiveGroup
 from hal.ops.request import TokenRange
 from hal_engine.batch import Batch
 from hal_engine.runner import LocalRunner
+from hal_engine.worker_pipes import Worker, failure_in, read_answer, write_in_time
 
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 5.0
+GATHER_S = 2.0  # for other ranks to say that they cannot compile it either
 SEND_DEADLINE_S = 10.0  # a worker that runs reads its batch at once
 COUNTS_REQUEST = b'"counts"\n'  # in place of a batch: the worker answers with its counters
 _MOST_COUNTS_BYTES = 64 << 20
@@ -42,27 +43,23 @@ class WorkerError(HalError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
-    """What a worker needs to make the same plan as rank 0. Plain values only."""
+    """What a worker needs to make the same plan as rank 0. Plain values only.
+
+    without: implementations that some rank cannot compile -> what was found.
+    """
 
     model: str
     options: dict[str, Any]
     use: dict[str, str]
     waivers: str  # path, or ""
     disabled_plugins: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Worker:
-    rank: int
-    process: subprocess.Popen[bytes]
-    stdin: IO[bytes]
-    stdout: IO[bytes]
+    without: dict[str, str] = field(default_factory=dict)
 
 
 class Workers:
     """The processes of ranks 1 and above."""
 
-    def __init__(self, workers: Sequence[_Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = list(workers)
 
     @property
@@ -72,15 +69,20 @@ class Workers:
     def wait_until(self, state: Literal["planned", "ready"]) -> None:
         """Returns when every worker has made rank 0's plan, or has loaded its weights as well.
 
-        Raises WorkerError with the worker's own words if one fails or takes too long.
+        Raises WorkerError with the worker's own words if one fails or takes too long, and
+        KernelBuildError if what fails is a kernel.
         """
         deadline = time.monotonic() + READY_DEADLINE_S
         for worker in self._workers:
-            answer = _read_line(worker, deadline)
+            answer = read_answer(worker, deadline)
+            failure = failure_in(answer, worker.rank)
+            if failure is not None:
+                raise failure
             if answer.get("state") != state:
                 raise WorkerError(
                     f"tensor-parallel rank {worker.rank}",
-                    "a worker that plans as rank 0 does and has loaded its weights",
+                    "a worker that plans as rank 0 does and has loaded its weights within "
+                    f"{READY_DEADLINE_S:.0f} s",
                     str(answer.get("error", answer)),
                     "see the error; the same model must be readable by every rank",
                 )
@@ -99,7 +101,7 @@ class Workers:
         deadline = time.monotonic() + SEND_DEADLINE_S
         ranks = []
         for worker in self._workers:
-            answer = _read_line(worker, deadline, _MOST_COUNTS_BYTES)
+            answer = read_answer(worker, deadline, _MOST_COUNTS_BYTES)
             if "counts" not in answer:
                 raise self._lost(worker)
             ranks.append([_count(*fields) for fields in answer["counts"]])
@@ -108,7 +110,7 @@ class Workers:
     def _send_line(self, line: bytes) -> None:
         for worker in self._workers:
             try:
-                left = _write_in_time(worker.stdin.fileno(), line, SEND_DEADLINE_S)
+                left = write_in_time(worker.stdin.fileno(), line, SEND_DEADLINE_S)
             except OSError as error:
                 raise self._lost(worker) from error
             if left:
@@ -119,8 +121,24 @@ class Workers:
                     "restart the server; the workers are ended",
                 )
 
-    def explain(self, error: Exception) -> WorkerError:
-        """Turns a failed collective into an error that names the rank that is gone."""
+    def add_build_failures(self, error: KernelBuildError) -> None:
+        """Adds to an error what other ranks cannot compile, so that all of it is left out of the
+        next plan; ranks that only wait for the first have nothing to add."""
+        error.others = (*error.others, *self._build_failures(GATHER_S))
+
+    def _build_failures(self, within_s: float) -> list[KernelBuildError]:
+        deadline = time.monotonic() + within_s
+        answers = [(read_answer(worker, deadline), worker.rank) for worker in self._workers]
+        return [found for answer in answers if (found := failure_in(*answer)) is not None]
+
+    def explain(self, error: Exception) -> HalError:
+        """Turns a failed collective into an error that names the rank that is gone: WorkerError, or
+        KernelBuildError where that is why."""
+        # A rank says so before it ends, and others may end of its end: it is asked first.
+        failures = self._build_failures(0.0)
+        if failures:
+            failures[0].others = tuple(failures[1:])
+            return failures[0]
         # A dying process closes its connections a little before it can be seen as ended.
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
@@ -136,7 +154,7 @@ class Workers:
             "restart the server; the workers are ended",
         )
 
-    def _lost(self, worker: _Worker) -> WorkerError:
+    def _lost(self, worker: Worker) -> WorkerError:
         try:
             code = worker.process.wait(timeout=1.0)
             found = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -165,42 +183,8 @@ class Workers:
             worker.stdout.close()
 
 
-def _write_in_time(descriptor: int, data: bytes, deadline_s: float) -> int:
-    """Writes `data` to a pipe that does not block; returns how many bytes are left at the deadline.
-
-    Raises OSError if the other end is closed.
-    """
-    unsent = memoryview(data)
-    end = time.monotonic() + deadline_s
-    while unsent:
-        try:
-            unsent = unsent[os.write(descriptor, unsent) :]
-        except BlockingIOError:
-            with selectors.DefaultSelector() as selector:
-                selector.register(descriptor, selectors.EVENT_WRITE)
-                if not selector.select(timeout=max(0.0, end - time.monotonic())):
-                    break
-    return len(unsent)
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _read_line(worker: _Worker, deadline: float, most_bytes: int = 1 << 16) -> dict[str, Any]:
-    """One JSON object from the worker; one with "error" for anything else, or for nothing."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(worker.stdout, selectors.EVENT_READ)
-        if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
-            return {"error": f"no answer within {READY_DEADLINE_S:.0f} s"}
-    line = worker.stdout.readline(most_bytes)
-    if not line:
-        return {"error": f"it ended with exit code {worker.process.wait(timeout=10)}"}
-    try:
-        answer = json.loads(line)
-    except ValueError:  # no JSON, or cut at `most_bytes`
-        answer = None
-    return answer if isinstance(answer, dict) else {"error": f"it said {line[:200]!r}"}
 
 
 def _count(
@@ -244,7 +228,7 @@ def start_workers(
         process.stdin.write(json.dumps(first).encode() + b"\n")
         process.stdin.flush()
         os.set_blocking(process.stdin.fileno(), False)  # see Workers.send
-        workers.append(_Worker(rank, process, process.stdin, process.stdout))
+        workers.append(Worker(rank, process, process.stdin, process.stdout))
     return Workers(workers)
 
 
@@ -285,8 +269,16 @@ class TensorParallelRunner:
         return self._workers.counts()
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        """See `ModelRunner.execute`. Raises WorkerError if a rank is gone or frozen."""
+        """See `ModelRunner.execute`. Raises WorkerError if a rank is gone or frozen, and
+        KernelBuildError, with all ranks' failures, if one cannot compile a kernel."""
         self._workers.send(batch)
+        try:
+            return self._execute_here(batch)
+        except KernelBuildError as error:
+            self._workers.add_build_failures(error)
+            raise
+
+    def _execute_here(self, batch: Batch) -> torch.Tensor:
         try:
             logits = self._local.execute(batch)
             self._group.check()

@@ -2,7 +2,8 @@
 
 Standard input: a line of JSON with the order, then a batch a line, or a request for its counters;
 its end means to stop. Standard output: a line of JSON when it has planned and one when it is ready,
-or one that says why not; the counters, when they are asked for. It refuses to run a plan that
+or one that says why not; the counters, when they are asked for; before it ends, a kernel that did
+not compile when it was first called. It refuses to run a plan that
 differs from rank 0's, so ranks cannot disagree on what runs.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hal.binding import BoundOps
-from hal.errors import HalError, PlanError
+from hal.errors import HalError, KernelBuildError, PlanError
 from hal.ops.collective import CollectiveGroup
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook, load_waivers
@@ -29,6 +30,7 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.runner import LocalRunner
 from hal_engine.tensor_parallel import COUNTS_REQUEST
+from hal_engine.worker_pipes import failure_answer
 
 
 def _build(
@@ -37,7 +39,15 @@ def _build(
     registry = load_backends(disabled=order["disabled_plugins"])
     waivers = load_waivers(order["waivers"]) if order["waivers"] else WaiverBook()
     options = EngineOptions.model_validate(order["options"])
-    planned = plan_model(Path(order["model"]), options, registry, waivers, order["use"])
+    planned = plan_model(
+        Path(order["model"]),
+        options,
+        registry,
+        waivers,
+        order["use"],
+        must_run=True,  # as on rank 0: a waiver may be needed until every kernel compiled
+        without=order["without"],
+    )
     if planned.plan.hash != order["plan_hash"]:
         raise PlanError(
             f"rank {order['rank']}",
@@ -58,7 +68,7 @@ def _answer(channel: IO[str], **fields: Any) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when told to stop, 1 when it could not start."""
+    """Exit code 0 when told to stop, 1 when it could not start or a kernel does not compile."""
     # A terminal's Ctrl-C is for rank 0, which then closes our input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What libraries print must not be read as an answer: it goes to standard error.
@@ -67,16 +77,28 @@ def main() -> int:
     order = json.loads(sys.stdin.buffer.readline())
     try:
         runner, ops, group = _build(order, channel)
+    except KernelBuildError as error:
+        _answer(channel, **failure_answer(error))
+        return 1
     except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
         _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
         return 1
     _answer(channel, state="ready")
+    return _run(runner, ops, group, channel)
+
+
+def _run(runner: LocalRunner, ops: BoundOps, group: CollectiveGroup, channel: IO[str]) -> int:
+    """The batches until the input ends; 1 if a kernel cannot be compiled, which is answered."""
     for line in sys.stdin.buffer:
         if line == COUNTS_REQUEST:
             _answer(channel, state="counts", counts=[astuple(count) for count in ops.counts()])
-        else:
+            continue
+        try:
             runner.execute(Batch.from_json(line))
             group.check()
+        except KernelBuildError as error:
+            _answer(channel, **failure_answer(error))
+            return 1
     return 0
 
 

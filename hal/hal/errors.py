@@ -156,8 +156,22 @@ class KernelSourceError(HalError):
 class KernelBuildError(HalError):
     """The machine code of a chosen implementation could not be made for its device.
 
-    who: `<implementation> for <op>`, of which `implementation` is the first part.
+    who: `<implementation> for <op>`, of which `implementation` is the first part, and the rank
+    where it is not rank 0. others: what other ranks could not make.
     """
+
+    others: tuple["KernelBuildError", ...] = ()
+
+    @property
+    def where(self) -> str:
+        """ " on rank 1"; "" on rank 0 and where there is one rank."""
+        _, on, rank = self.who.rpartition(" on rank ")
+        return on + rank if on else ""
+
+    @property
+    def failures(self) -> tuple["KernelBuildError", ...]:
+        """This and what other ranks could not make."""
+        return (self, *self.others)
 
     @property
     def implementation(self) -> str:

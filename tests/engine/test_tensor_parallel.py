@@ -26,7 +26,7 @@ from greedy_oracle import GreedyOracle, complete
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook
 from hal_backends.torch_group import TorchGroup
-from hal_engine import tensor_parallel
+from hal_engine import tensor_parallel, worker_pipes
 from hal_engine.api import EngineDeadError, GenerationRequest, SamplingParams
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.building import build_runner
@@ -202,7 +202,7 @@ def test_an_answer_of_a_worker_that_is_none_is_named(said: str) -> None:
     process = subprocess.Popen(["echo", said], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    worker = tensor_parallel._Worker(1, process, process.stdin, process.stdout)
+    worker = worker_pipes.Worker(1, process, process.stdin, process.stdout)
     workers = tensor_parallel.Workers([worker])
     try:
         with pytest.raises(WorkerError) as raised:
