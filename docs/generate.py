@@ -17,6 +17,7 @@ from pathlib import Path
 import audit_rules
 import capability
 import kernel_matrix
+import older_triton
 import pictures
 import sources
 import support
@@ -71,6 +72,7 @@ MAKERS: dict[str, Maker] = {
     "text": sources.whole_file,
     "kernel-matrix": lambda _: kernel_matrix.matrix(),
     "kernel-reasons": lambda _: kernel_matrix.reasons(),
+    "older-triton": lambda _: older_triton.differences(),
     "kernel-limits": lambda _: kernel_matrix.limits(),
     "kernel-tunable": lambda _: kernel_matrix.tunable(),
     "audit-gates": lambda _: audit_rules.gates(),

@@ -102,6 +102,11 @@ def work_of(candidate: KernelCandidate, request: OpRequest, tokens: int) -> Work
     return _ask(candidate, "work", request, answer)
 
 
+_USE_TEXTS = (
+    "kernel", "config", "code", "caveat", "configuration", "basis", "shape", "note",
+)  # fmt: skip
+
+
 def kernel_uses_of(candidate: KernelCandidate, request: OpRequest) -> tuple[KernelUse, ...]:
     """The compiled kernels that it would launch. Raises SelectionError for nonsense."""
 
@@ -110,7 +115,7 @@ def kernel_uses_of(candidate: KernelCandidate, request: OpRequest) -> tuple[Kern
         for use in uses:
             if not isinstance(use, KernelUse):
                 raise TypeError(f"required KernelUse, found {type(use).__name__}")
-            for field in ("kernel", "config", "code", "configuration", "basis", "shape", "note"):
+            for field in _USE_TEXTS:
                 if not isinstance(getattr(use, field), str):
                     raise TypeError(f"required {field} of a KernelUse as text")
             if use.loss is not None and not 0 <= use.loss <= 1:

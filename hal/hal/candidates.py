@@ -54,7 +54,8 @@ class KernelUse:
 
     kernel: its name in the catalogue of its package. config: the name of its variant. code: what
     its machine code proves, as text: "native: 64× mma.sync e4m3, 0 spills, 99 KiB"; "" if nobody
-    looked. configuration: the constants it is launched with, as text. basis: what they rest on:
+    looked. caveat: why `code` need not be what runs (another compiler is installed), "" if it is.
+    configuration: the constants it is launched with, as text. basis: what they rest on:
     "measured" or "modelled" for this device, "default" of the kernel where neither is kept, "fixed"
     where there is nothing to choose. shape: the class that a configuration is kept for, "" if none.
     loss: the share of its time that another configuration would save at most, by a model; None
@@ -64,6 +65,7 @@ class KernelUse:
     kernel: str
     config: str = ""
     code: str = ""
+    caveat: str = ""
     configuration: str = ""
     basis: str = "fixed"
     shape: str = ""

@@ -15,7 +15,7 @@ from hal.roofline import measured_elsewhere, unverified_rates
 
 def decided_notes(ops: Sequence[PlannedOp]) -> list[str]:
     """Of the chosen implementations."""
-    return [*_copy_notes(ops), *_untuned_notes(ops)]
+    return [*_copy_notes(ops), *_untuned_notes(ops), *_caveat_notes(ops)]
 
 
 def rate_notes(sites: Sequence[OpSite], device: DeviceSpec, link: GroupLink | None) -> list[str]:
@@ -41,6 +41,19 @@ def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
     return [
         f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
         for text, chosen in names.items()
+    ]
+
+
+def _caveat_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Chosen implementations whose stored machine code is not that of the installed compiler."""
+    names: dict[str, set[str]] = {}
+    for op in ops:
+        for use in planned_uses(op):
+            if use.caveat:
+                names.setdefault(use.caveat, set()).add(op.choice.name)
+    return [
+        f"machine code of {', '.join(sorted(chosen))} was {caveat}: it may run slower than planned"
+        for caveat, chosen in names.items()
     ]
 
 

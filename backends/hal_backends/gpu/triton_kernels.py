@@ -162,7 +162,8 @@ def _leaf(op: str, device: DeviceSpec) -> tuple[Leaf, ...]:
     """The op's kernels and, of a product, the matrix instructions in their machine code."""
     names = kernel_functions(op) or (f"_{op.replace('.', '_')}_kernel",)
     kernel = Leaf(kind="kernel", name="|".join(names))
-    found = matrix_instructions(op, device.arch) if op in _MATRIX_OPS else ()
+    triton = device.software.get("triton", "")
+    found = matrix_instructions(op, device.arch, triton) if op in _MATRIX_OPS else ()
     return (kernel, Leaf(kind="instruction", name="|".join(found))) if found else (kernel,)
 
 

@@ -104,6 +104,7 @@ def with_machine_code(check: LeafCheck, planned: PlannedOp) -> LeafCheck:
     compiled without a device, so it says what would run and is no proof of what ran."""
     codes = [
         f"{' '.join(filter(None, (use.kernel, use.config)))}: {use.code}"
+        + (f" ({use.caveat})" if use.caveat else "")
         for use in planned_uses(planned)
         if use.code
     ]

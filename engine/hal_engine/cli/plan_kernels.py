@@ -43,7 +43,7 @@ def print_kernels(plan: Plan, console: Console) -> None:
     for row in rows:
         table.add_row(
             f"{row.use.kernel} {row.use.config}".strip(),
-            row.use.code or row.use.note or "nothing is stored",
+            _code(row.use),
             _configuration(row),
         )
     console.print(table)
@@ -70,6 +70,12 @@ def _rows(plan: Plan) -> list[_Row]:
             elif use.loss is None and use.basis != "fixed":
                 row.unknown = use.note
     return list(rows.values())
+
+
+def _code(use: KernelUse) -> str:
+    if not use.code:
+        return use.note or "nothing is stored"
+    return f"{use.code} ({use.caveat})" if use.caveat else use.code
 
 
 def _configuration(row: _Row) -> Text:

@@ -21,13 +21,21 @@ from hal_kernels.aot.compile_times import (
     save_compile_times,
     variant_name,
 )
-from hal_kernels.aot.evidence import Evidence, KernelEvidence, read_evidence, write_evidence
+from hal_kernels.aot.evidence import (
+    STORE,
+    Evidence,
+    KernelEvidence,
+    read_evidence,
+    write_evidence,
+)
 from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored, summary
 from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import TARGETS, Target, find_target
+from hal_kernels.aot.triton_versions import REFERENCE, reference_variant, store_of
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.tuning.cli import tune_kernels
+from hal_kernels.tuning.store import triton_version
 
 KERNELS_SCHEMA = "halstack.kernels/1"
 
@@ -54,19 +62,25 @@ def list_kernels(
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write JSON; - is standard output.")
     ] = None,
+    triton: Annotated[
+        str, typer.Option("--triton", help="Evidence of this version of Triton.")
+    ] = REFERENCE,
 ) -> None:
     """Every kernel with what its machine code proves, target by target. With --kernel or --target
     each variant: tier, instruction, registers, spills, shared memory."""
     kernels, targets = _selected(kernel, target)
+    store = store_of(triton)
     if json_ is not None:
-        _write_json(kernels_document(kernels, targets), json_)
+        _write_json(kernels_document(kernels, targets, store), json_)
     elif kernel or target:
-        print_evidence(kernels, targets)
+        print_evidence(kernels, targets, store)
     else:
-        print_overview(kernels, targets)
+        print_overview(kernels, targets, store)
 
 
-def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> dict[str, Any]:
+def kernels_document(
+    kernels: Sequence[TritonKernel], targets: Sequence[Target], store: Path = STORE
+) -> dict[str, Any]:
     """Every kernel with its evidence on the targets, as plain data."""
     return {
         "schema": KERNELS_SCHEMA,
@@ -76,7 +90,7 @@ def kernels_document(kernels: Sequence[TritonKernel], targets: Sequence[Target])
                 "op": kernel.op,
                 "evidence": [
                     document
-                    for found in stored([kernel], targets)
+                    for found in stored([kernel], targets, store)
                     for document in _evidence_documents(found)
                 ],
             }
@@ -93,7 +107,7 @@ def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
         yield {
             **dataclasses.asdict(variant),
             "occupancy": None if held is None else dataclasses.asdict(held),
-            "explanation": explain(found.kernel, variant),
+            "explanation": explain(found.kernel, variant, reference_variant(found, variant)),
             "compile_s": seconds.get(variant_name(variant.dtype, variant.config)),
         }
 
@@ -106,17 +120,19 @@ def check_kernels(
         bool, typer.Option("--changed", help="Only kernels whose source changed since.")
     ] = False,
 ) -> None:
-    """Compile the kernels for their targets, without a device, and compare with what is stored.
+    """Compile the kernels for their targets, without a device, and compare with what is stored of
+    the Triton that is installed.
 
     Exit code 1 if something differs, unless --update stores it.
     """
     from hal_kernels.aot.compiling import compile_kernel
 
     kernels, targets = _selected(kernel, target)
+    store = store_of(triton_version())
     differing = []
     for one in kernels:
         for arch in targets:
-            stored = read_evidence(one.name, arch.arch)
+            stored = read_evidence(one.name, arch.arch, store)
             if changed and stored is not None and stored.source_hash == one.source_hash(arch):
                 continue
             seconds: dict[str, float] = {}
@@ -131,7 +147,7 @@ def check_kernels(
                 save_compile_times(one.name, arch.arch, times)
             print_text(f"{one.name} {arch.arch}: {summary(found)}")
             if update:
-                write_evidence(found)
+                write_evidence(found, store)
             elif stored is None or differences(stored, found):
                 differing.append(f"{one.name} on {arch.arch}: {differences(stored, found)}")
     read_evidence.cache_clear()

@@ -22,12 +22,12 @@ from typing import Any
 
 from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.evidence import Evidence, tier_of
-from hal_kernels.aot.machine_code import MachineCode, read_amd, read_nvidia
+from hal_kernels.aot.machine_code import MachineCode, has_frame, read_amd, read_nvidia
 from hal_kernels.aot.targets import Target, find_target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, signature
 
 _MAX_ERROR = 300
-_OBJDUMP_DEADLINE_S = 120
+_TOOL_DEADLINE_S = 120
 
 
 def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target) -> Evidence:
@@ -96,23 +96,26 @@ def read_compiled(compiled: Any, target: Target) -> MachineCode:
     if target.backend == "hip":
         return read_amd(compiled.asm["amdgcn"], len(compiled.asm["hsaco"]))
     cubin = compiled.asm["cubin"]
-    return read_nvidia(compiled.asm["ptx"], _resource_usage(cubin), len(cubin))
-
-
-def _resource_usage(cubin: bytes) -> str:
-    import triton.backends.nvidia
-
-    tool = Path(str(triton.backends.nvidia.__path__[0])) / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        ended = subprocess.run(
-            [str(tool), "-res-usage", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_OBJDUMP_DEADLINE_S,
-        )
+        usage = _nvidia_tool("cuobjdump", "-res-usage", file.name)
+        sass = _nvidia_tool("nvdisasm", "-c", file.name) if has_frame(usage) else ""
+    return read_nvidia(compiled.asm["ptx"], usage, len(cubin), sass)
+
+
+def _nvidia_tool(name: str, *arguments: str) -> str:
+    """What a tool that comes with Triton prints."""
+    import triton.backends.nvidia
+
+    tool = Path(str(triton.backends.nvidia.__path__[0])) / "bin" / name
+    ended = subprocess.run(
+        [str(tool), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TOOL_DEADLINE_S,
+    )
     return ended.stdout
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hal.cli.output import print_table, print_text
 from hal_kernels.aot.compile_times import load_compile_times, variant_name
 from hal_kernels.aot.evidence import (
+    STORE,
     Evidence,
     KernelEvidence,
     read_evidence,
@@ -15,16 +17,19 @@ from hal_kernels.aot.evidence import (
 from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import Target
+from hal_kernels.aot.triton_versions import reference_variant
 from hal_kernels.aot.variant import TritonKernel
 
 _COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB", "warps", "s")
 
 
-def stored(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> Iterator[KernelEvidence]:
+def stored(
+    kernels: Sequence[TritonKernel], targets: Sequence[Target], store: Path = STORE
+) -> Iterator[KernelEvidence]:
     """The evidence that there is, kernel by kernel."""
     for kernel in kernels:
         for target in targets:
-            found = read_evidence(kernel.name, target.arch)
+            found = read_evidence(kernel.name, target.arch, store)
             if found is not None:
                 yield found
 
@@ -35,12 +40,14 @@ def summary(found: KernelEvidence) -> str:
     return ", ".join(f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers))
 
 
-def print_overview(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> None:
+def print_overview(
+    kernels: Sequence[TritonKernel], targets: Sequence[Target], store: Path = STORE
+) -> None:
     """A row per kernel: the targets on which every variant is of one tier, then the others."""
     rows = []
     for kernel in kernels:
         archs: dict[str, list[str]] = {}
-        for found in stored([kernel], targets):
+        for found in stored([kernel], targets, store):
             tiers = {variant.tier for variant in found.variants}
             text = f"all {tiers.pop()}" if len(tiers) == 1 else summary(found)
             archs.setdefault(text, []).append(found.target)
@@ -56,11 +63,13 @@ def print_overview(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
     )
 
 
-def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -> None:
+def print_evidence(
+    kernels: Sequence[TritonKernel], targets: Sequence[Target], store: Path = STORE
+) -> None:
     """A table per kernel and target, a row per variant, then why some are not native. warps:
     resident on a multiprocessor, with their share of the most that it holds; s: seconds that it
     took to compile on this machine."""
-    for found in stored(kernels, targets):
+    for found in stored(kernels, targets, store):
         seconds = load_compile_times(found.kernel, found.target, found.source_hash)
         rows = [
             (
@@ -82,7 +91,9 @@ def print_evidence(kernels: Sequence[TritonKernel], targets: Sequence[Target]) -
             whole=("tier", "regs", "spills", "KiB", "warps", "s"),
         )
         for line in dict.fromkeys(
-            text for v in found.variants if (text := explain(found.kernel, v)) is not None
+            text
+            for v in found.variants
+            if (text := explain(found.kernel, v, reference_variant(found, v))) is not None
         ):
             print_text(line)
 

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from hal_kernels.aot.evidence import Evidence, EvidenceTier
+from hal_kernels.aot.triton_versions import REFERENCE
 from hal_kernels.located_documents import read_document
 
 _FILE = Path(__file__).with_name("explanations.json")
@@ -68,11 +69,14 @@ def find_explanation(kernel: str, found: Evidence) -> Explanation | None:
     return next((e for e in explanations() if e.covers(kernel, found)), None)
 
 
-def explain(kernel: str, found: Evidence) -> str | None:
-    """The reason in a sentence; None for a native cell."""
+def explain(kernel: str, found: Evidence, reference: Evidence | None = None) -> str | None:
+    """The reason in a sentence; None for a native cell. reference: the same cell as the reference
+    version of Triton compiles it, for evidence of another version."""
     if found.tier == "native":
         return None
     known = find_explanation(kernel, found)
-    if known is None:
-        return f"{found.tier}: nobody has explained it"
-    return f"{found.tier} ({known.cause}): {known.text} ({known.source})"
+    if known is not None:
+        return f"{found.tier} ({known.cause}): {known.text} ({known.source})"
+    if reference is not None and reference.tier == "native":
+        return f"{found.tier} (compiler): triton {REFERENCE} compiles the same source as native"
+    return f"{found.tier}: nobody has explained it"

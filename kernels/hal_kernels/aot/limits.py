@@ -10,6 +10,7 @@ from typing import Any
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
+from hal_kernels.aot.triton_versions import REFERENCE, evidence_for
 
 _NATIVE: tuple[EvidenceTier, ...] = ("native",)
 
@@ -46,9 +47,15 @@ def not_written(kernel: str, what: str, required: str, found: str) -> Reason:
 
 
 def evidence_of(kernel: str, device: DeviceSpec, dtype: str, config: str = "") -> Evidence | None:
-    """The best stored variant of a kernel on a device's architecture."""
-    stored = read_evidence(kernel, device.arch)
+    """The best stored variant of a kernel on a device's architecture, of the Triton that is
+    installed beside it where that version has evidence of its own."""
+    stored = evidence_for(kernel, device.arch, device.software.get("triton", "")).evidence
     return None if stored is None else stored.find(dtype, config)
+
+
+def evidence_caveat(kernel: str, device: DeviceSpec) -> str:
+    """Why stored machine code need not be what the installed Triton makes; "" where it is."""
+    return evidence_for(kernel, device.arch, device.software.get("triton", "")).caveat
 
 
 def evidence_reasons(
@@ -62,7 +69,8 @@ def evidence_reasons(
     """Why the compiled code does not allow the claim; empty if it does.
 
     An architecture that nothing was compiled for is UNVERIFIED, code that does not compile or ends
-    in other instructions is HARDWARE, code that spills is a gap of the kernel.
+    in other instructions is HARDWARE, code that spills is a gap of the kernel. What another version
+    of Triton compiles as claimed is SOFTWARE.
     """
     asked = _ASKED.get()
     if asked is not None:
@@ -79,15 +87,7 @@ def evidence_reasons(
         ]
     reasons = []
     if found.tier not in allowed:
-        kind = ReasonKind.ARGUMENT if found.tier == "spilled" else ReasonKind.HARDWARE
-        reasons.append(
-            Reason(
-                what=f"machine code of {kernel}",
-                required=" or ".join(allowed) + (f" {dtype}" if dtype else ""),
-                found=found.describe(),
-                kind=kind,
-            )
-        )
+        reasons.append(_not_as_claimed(kernel, device, found, dtype, config, allowed))
     most = device.attributes.get("shared_memory_per_block_bytes")
     if most is not None and found.shared_bytes > int(most):
         reasons.append(
@@ -99,3 +99,30 @@ def evidence_reasons(
             )
         )
     return reasons
+
+
+def _not_as_claimed(
+    kernel: str,
+    device: DeviceSpec,
+    found: Evidence,
+    dtype: str,
+    config: str,
+    allowed: Collection[EvidenceTier],
+) -> Reason:
+    required = " or ".join(allowed) + (f" {dtype}" if dtype else "")
+    stored = read_evidence(kernel, device.arch)
+    reference = None if stored is None else stored.find(dtype, config)
+    if reference is not None and reference.tier in allowed:
+        return Reason(
+            what=f"machine code of {kernel}",
+            required=f"triton {REFERENCE}, whose code is {required} "
+            f"(pip install 'triton=={REFERENCE}.*')",
+            found=f"{found.describe()} by triton {device.software['triton']}",
+            kind=ReasonKind.SOFTWARE,
+        )
+    return Reason(
+        what=f"machine code of {kernel}",
+        required=required,
+        found=found.describe(),
+        kind=ReasonKind.ARGUMENT if found.tier == "spilled" else ReasonKind.HARDWARE,
+    )

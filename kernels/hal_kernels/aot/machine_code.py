@@ -19,6 +19,7 @@ _AMD_MATRIX = re.compile(r"^\s*(v_(?:mfma|wmma|smfmac|swmmac)_\w+)", re.M)
 _PTX_LOAD = re.compile(r"^\s*(?:@!?\S+\s+)?(ld\.global[\w.:]*|cp\.async\.c[ag][\w.:]*)(.*)$", re.M)
 _AMD_LOAD = re.compile(r"^\s*((?:global|buffer)_load_\w+)", re.M)
 _SASS_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_SASS_LOCAL = re.compile(r"\b(?:LDL|STL|ATOML)\b")
 _AMD_META = re.compile(r"^\s*\.(\w+):\s+(\d+)\s*$", re.M)
 
 # Operand dtype -> what its matrix instruction is called, by back end. PTX ISA 8.8 (mma, wgmma,
@@ -69,15 +70,25 @@ class MachineCode:
         )
 
 
-def read_nvidia(ptx: str, resource_usage: str, code_bytes: int) -> MachineCode:
+def has_frame(resource_usage: str) -> bool:
+    """Whether a thread has memory for spills, by `cuobjdump -res-usage`: not that it is used."""
+    usage = _SASS_USAGE.search(resource_usage)
+    return usage is not None and any(int(usage[group]) for group in (2, 4))
+
+
+def read_nvidia(ptx: str, resource_usage: str, code_bytes: int, sass: str = "") -> MachineCode:
     """From PTX and the output of `cuobjdump -res-usage` of the cubin.
 
+    sass: the disassembled code of one that has a frame. A frame that nothing is stored to or loaded
+    from spills nothing: compilers leave one of an array that they kept in registers after all.
     Raises ValueError if the resource usage is not in the output.
     """
     usage = _SASS_USAGE.search(resource_usage)
     if usage is None:
         raise ValueError(f"required resource usage of a cubin, found {resource_usage[:200]!r}")
     registers, stack, _, local = (int(value) for value in usage.groups())
+    if sass and not _SASS_LOCAL.search(sass):
+        stack = local = 0
     return MachineCode(
         matrix=dict(Counter(_PTX_MATRIX.findall(ptx))),
         load_bytes=dict(Counter(_ptx_load_bytes(*load) for load in _PTX_LOAD.findall(ptx))),

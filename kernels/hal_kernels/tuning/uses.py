@@ -12,7 +12,12 @@ from hal.candidates import KernelUse
 from hal.device import DeviceSpec
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import Evidence
-from hal_kernels.aot.limits import EvidenceQuery, evidence_asked, evidence_of
+from hal_kernels.aot.limits import (
+    EvidenceQuery,
+    evidence_asked,
+    evidence_caveat,
+    evidence_of,
+)
 from hal_kernels.aot.targets import TARGETS, Target
 from hal_kernels.tuning.configuration_files import Trial
 from hal_kernels.tuning.estimating import estimate, estimate_default
@@ -40,17 +45,18 @@ def kernel_uses(
         stored = evidence_of(query.kernel, device, query.dtype, query.config)
         tunable = TUNABLE.get(query.kernel)
         if known is None or target is None or tunable is None or known[0] != query.kernel:
-            uses.append(_fixed(query, stored))
+            uses.append(_fixed(query, stored, device))
         else:
             uses.append(_tuned_or_default(tunable, known[1], target, query, stored, device))
     return tuple(uses)
 
 
-def _fixed(query: EvidenceQuery, stored: Evidence | None) -> KernelUse:
+def _fixed(query: EvidenceQuery, stored: Evidence | None, device: DeviceSpec) -> KernelUse:
     return KernelUse(
         kernel=query.kernel,
         config=_variant(query),
         code="" if stored is None else stored.brief(),
+        caveat="" if stored is None else evidence_caveat(query.kernel, device),
         note="" if stored is not None else "no machine code for this architecture is stored",
     )
 
@@ -81,6 +87,7 @@ def _tuned_or_default(
         kernel=query.kernel,
         config=_variant(query),
         code="" if stored is None else stored.brief(),
+        caveat="" if stored is None else evidence_caveat(query.kernel, device),
         configuration=configuration_name(tunable.default(target, shape).configuration),
         basis="default",
         shape=str(shape),
