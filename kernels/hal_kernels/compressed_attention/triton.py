@@ -11,9 +11,10 @@ from hal.device import DeviceSpec
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
 from hal.ops.kv_formats import KV_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
-from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles, v41_tiles
+from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
 from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v41_kernel
 from hal_kernels.gemm.triton import target_of
+from hal_kernels.mla_attention.packed_tiles import packed_tiles
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_variants import chunks
 
@@ -34,7 +35,7 @@ def bind(
     formats = {request.window_format, request.main_format}
     is_v41 = request.window_format == "v41_528"
     target = target_of(device)
-    options = v41_tiles(target) if is_v41 else tiles(target, is_packed=_PACKED in formats)
+    options = packed_tiles(target) if is_v41 else tiles(target, is_packed=_PACKED in formats)
     heads, dim = request.num_heads, request.head_dim
     constants = {
         "HEADS": heads,

@@ -7,23 +7,43 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.mla_attention.packed_tiles import UNPACKING, packed_tiles
 from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, merge_variant
-from hal_kernels.mla_attention.triton_variants import tiles as mla_tiles
 
 V41_MAIN = ("v41_528", "fp4_288")  # rows of entries beside a window in v41_528
 SPLIT_ENTRIES = 512  # compressed entries of one split of a decode
 
 
 def tiles(target: Target, *, is_packed: bool) -> dict[str, Any]:
-    """Tile sizes and launch options: those of latent rows, which are as wide."""
-    return mla_tiles(target, "fp8_656" if is_packed else "bf16")
+    """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
+    that are unpacked pass through them too."""
+    if target.backend == "hip":
+        is_cdna = target.warp_size == 64
+        chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
+        return {
+            "BLOCK_H": 16,
+            "CHUNK": 512 if is_cdna and not is_packed else chunk,
+            "BLOCK_N": 32 if is_cdna and not is_packed else 16,
+            "RELOADS_Q": not is_cdna,
+            "num_warps": 4 if is_cdna else 8,
+            "num_stages": 1,
+        }
+    return {
+        "BLOCK_H": 16,
+        "CHUNK": 512,
+        "BLOCK_N": 16 if is_packed else 32,
+        "RELOADS_Q": False,
+        "num_warps": 8 if is_packed else 4,
+        "num_stages": 2,
+    }
 
 
 def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
     is_packed, is_whole = name == "v4_584", phase == "prefill"
     options = tiles(target, is_packed=is_packed)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
-    cache = "uint8" if is_packed else "bfloat16"
+    dtype = "float16" if name == "fp16" else "bfloat16"
+    cache = "uint8" if is_packed else dtype
     form = "sparse" if top_k else "dense"
     strides = (
         "num_splits", "stride_q", "stride_indices", "stride_window_table", "stride_main_table",
@@ -35,16 +55,16 @@ def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -
     )  # fmt: skip
     divisible = {"stride_q", "stride_indices", *(s for s in strides if s.endswith(("page", "row")))}
     return KernelVariant(
-        dtype="bfloat16",
+        dtype=dtype,
         config=f"{name}-{form}-{phase}",
         pointers={
-            "q_TD_ptr": "bfloat16",
+            "q_TD_ptr": dtype,
             "window_ptr": cache,
-            "window_tails_ptr": "bfloat16",
+            "window_tails_ptr": dtype,
             "main_ptr": cache,
-            "main_tails_ptr": "bfloat16",
-            "sinks_H_ptr": "bfloat16",
-            "out_ptr": "bfloat16" if is_whole else "float32",
+            "main_tails_ptr": dtype,
+            "sinks_H_ptr": dtype,
+            "out_ptr": dtype if is_whole else "float32",
             "peak_THS_ptr": "float32",
             "total_THS_ptr": "float32",
             **dict.fromkeys(integers, "int32"),
@@ -80,17 +100,8 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
     )
 
 
-def v41_tiles(target: Target) -> dict[str, Any]:
-    """Tile sizes and launch options of rows in eight and four bits: 128 columns at a time pass
-    through the registers on their way to 16 bits; on sm_90 and sm_100 all, or a form spills."""
-    options = tiles(target, is_packed=True)
-    if target.arch in ("sm_90", "sm_100"):
-        return options
-    return {**options, "CHUNK": min(options["CHUNK"], 128)}
-
-
 def _v41_variant(target: Target, main: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
-    options, is_whole = v41_tiles(target), phase == "prefill"
+    options, is_whole = packed_tiles(target), phase == "prefill"
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     strides = (
         "num_splits", "stride_q", "stride_indices", "stride_window_table", "stride_main_table",
@@ -136,13 +147,7 @@ def _v41_variant(target: Target, main: str, phase: str, *, top_k: int, ratio: in
     )
 
 
-# Whose machine code has been read; on another one the limits say that nothing was compiled for it.
-_V41_ARCHS = frozenset({"sm_90", "sm_100", "sm_120", "gfx942", "gfx950"})
-
-
 def _v41(target: Target) -> Sequence[KernelVariant]:
-    if target.arch not in _V41_ARCHS:
-        return ()
     return tuple(
         _v41_variant(target, main, phase, top_k=top_k, ratio=ratio)
         for main in V41_MAIN
@@ -166,7 +171,7 @@ KERNELS = (
         name="compressed_attention.v41", op="compressed_attention",
         module="hal_kernels.compressed_attention.v41_kernels",
         function="_compressed_attention_v41_kernel", variants=_v41, uses_matrix_unit=True,
-        sources=(SHARED_ROWS, PACKED_ROWS),
+        sources=(SHARED_ROWS, PACKED_ROWS, UNPACKING),
     ),
     TritonKernel(
         name="compressed_attention.merge", op="compressed_attention", module=SHARED_ROWS,

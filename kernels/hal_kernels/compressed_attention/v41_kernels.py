@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from hal_kernels.kv_write.packed_rows import decode_e2m1, decode_e4m3, decode_ue8m0, pages_of
+from hal_kernels.kv_write.unpacking import exact_bf16, unpacked_once
 from hal_kernels.mla_attention.shared_rows import (
     held_or_loaded,
     query_chunks,
@@ -39,7 +40,7 @@ def _fp8_chunk(
     groups = rows_ptr + at[:, None] + tl.arange(0, GROUPS)[None, :]
     scales = decode_ue8m0(tl.load(groups, mask=visible[:, None], other=127))
     wide = decode_e4m3(bits).reshape(BLOCK_N, GROUPS, _FP8_GROUP) * scales[:, :, None]
-    return wide.to(tl.bfloat16).reshape(BLOCK_N, CHUNK)
+    return exact_bf16(wide).reshape(BLOCK_N, CHUNK)
 
 
 @triton.jit
@@ -58,14 +59,14 @@ def _fp4_chunk(
     groups = rows_ptr + at[:, None] + tl.arange(0, GROUPS)[None, :]
     bits = tl.load(groups, mask=visible[:, None], other=0)
     scales = tl.where((bits & 0x7F) == 0x7F, float("nan"), decode_e4m3(bits))
-    return (decode_e2m1(codes) * scales[:, :, None]).to(tl.bfloat16).reshape(BLOCK_N, CHUNK)
+    return exact_bf16(decode_e2m1(codes) * scales[:, :, None]).reshape(BLOCK_N, CHUNK)
 
 
 @triton.jit
 def _attend_v41(
     q, q_ptrs, heads, rows_ptr, table, entries, visible, scale, accs, peak, total, stride_page,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    IS_FP4: tl.constexpr, RELOADS_Q: tl.constexpr,
+    IS_FP4: tl.constexpr, RELOADS_Q: tl.constexpr, REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Sums after a tile of rows, which are keys and values."""
     page, row = pages_of(table, entries, visible, PAGE), entries % PAGE
@@ -80,6 +81,7 @@ def _attend_v41(
             tile = _fp8_chunk(
                 rows_ptr, page, row, visible, stride_page, chunk * CHUNK, CHUNK, BLOCK_N, PAGE
             )
+        tile = unpacked_once(tile, REGISTERS)
         offs = chunk * CHUNK + tl.arange(0, CHUNK)
         q_chunk = held_or_loaded(q[chunk], q_ptrs, heads, offs, CHUNK * CHUNKS, RELOADS_Q)
         scores = tl.dot(q_chunk, tl.trans(tile), scores)
@@ -99,6 +101,7 @@ def _compressed_attention_v41_kernel(
     RATIO: tl.constexpr, BLOCK_H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, HAS_SINKS: tl.constexpr,
     IS_WHOLE: tl.constexpr, MAIN_IS_FP4: tl.constexpr, RELOADS_Q: tl.constexpr,
+    REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a sequence and split of SPLIT entries, block of heads, sequence); splits,
     IS_WHOLE, TOP_K and RATIO as of `_compressed_attention_kernel`. DIM is CHUNK * CHUNKS."""
@@ -127,7 +130,7 @@ def _compressed_attention_v41_kernel(
             accs, peak, total = _attend_v41(
                 q, q_ptrs, heads, window_ptr, table, positions, positions <= at, scale,
                 accs, peak, total, stride_window_page,
-                CHUNK, CHUNKS, BLOCK_N, PAGE, False, RELOADS_Q,
+                CHUNK, CHUNKS, BLOCK_N, PAGE, False, RELOADS_Q, REGISTERS,
             )  # fmt: skip
     if RATIO > 0:
         complete = (at + 1) // RATIO
@@ -148,7 +151,7 @@ def _compressed_attention_v41_kernel(
             accs, peak, total = _attend_v41(
                 q, q_ptrs, heads, main_ptr, table, entries, visible, scale,
                 accs, peak, total, stride_main_page,
-                CHUNK, CHUNKS, BLOCK_N, PAGE, MAIN_IS_FP4, RELOADS_Q,
+                CHUNK, CHUNKS, BLOCK_N, PAGE, MAIN_IS_FP4, RELOADS_Q, REGISTERS,
             )  # fmt: skip
     at_head = token * HEADS + head
     if IS_WHOLE:
