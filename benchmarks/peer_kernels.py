@@ -7,6 +7,7 @@ it; nothing of it is imported, installed or kept.
   python benchmarks/peer_kernels.py                     downloads the wheels; takes half an hour
   python benchmarks/peer_kernels.py --wheels FOLDER     the same with a folder that keeps them
   python benchmarks/peer_kernels.py --target sm_90 --problem 'decode*'
+  python benchmarks/peer_kernels.py --peers RESULT.json ours alone; the peers' as in that result
 
 Results: benchmarks/results/<date>-peer-kernels.json and .md, unless only a part was asked for. Exit
 status 1 if ours does not compile where a peer's does.
@@ -24,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 
 from kernel_peers.compiling import Finding, compile_all
+from kernel_peers.earlier import check_complete, load_earlier
 from kernel_peers.problems import PROBLEMS
 from kernel_peers.table import Cell, cells, document, markdown
 from kernel_peers.wheels import download, versions
@@ -40,15 +42,21 @@ def main() -> int:
     parser.add_argument("--wheels", type=Path, help="folder of unpacked wheels, kept")
     parser.add_argument("--target", action="append", help="only this architecture")
     parser.add_argument("--problem", default="*", help="only problems of this pattern")
+    parser.add_argument(
+        "--peers", type=Path, help="result in JSON whose peers are taken: their wheels are the same"
+    )
     parser.add_argument("--store", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder: Path = given.wheels or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        download(folder)
-        findings = _findings(folder.resolve(), given.target or TARGETS, given.problem)
-        found = list(cells(PROBLEMS, findings))
-        named = {"triton": metadata.version("triton"), **versions(folder)}
+    targets: Sequence[str] = given.target or TARGETS
+    try:
+        named, findings = (
+            _beside_earlier(given.peers, targets, given.problem)
+            if given.peers
+            else _beside_wheels(given.wheels, targets, given.problem)
+        )
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    found = list(cells(PROBLEMS, findings))
     today = datetime.date.today().isoformat()
     text = markdown(found, named, today)
     print(text)
@@ -60,10 +68,31 @@ def main() -> int:
     return int(any(_is_missing(cell) for cell in found))
 
 
-def _findings(folder: Path, targets: Sequence[str], pattern: str) -> list[Finding]:
+def _beside_wheels(
+    wheels: Path | None, targets: Sequence[str], pattern: str
+) -> tuple[dict[str, str], list[Finding]]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = wheels or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        download(folder)
+        findings = _findings("kernel_peers.problems", folder.resolve(), targets, pattern)
+        return {"triton": metadata.version("triton"), **versions(folder)}, findings
+
+
+def _beside_earlier(
+    path: Path, targets: Sequence[str], pattern: str
+) -> tuple[dict[str, str], list[Finding]]:
+    named, peers = load_earlier(path, metadata.version("triton"))
+    own = _findings("kernel_peers.own_problems", path.parent, targets, pattern)
+    check_complete(own, peers, path)
+    wanted = {(one.problem, one.evidence.target) for one in own}
+    return named, [*own, *(one for one in peers if (one.problem, one.evidence.target) in wanted)]
+
+
+def _findings(module: str, folder: Path, targets: Sequence[str], pattern: str) -> list[Finding]:
     found = []
     for name in targets:
-        for one in compile_all("kernel_peers.problems", find_target(name), folder, pattern):
+        for one in compile_all(module, find_target(name), folder, pattern):
             print(f"{name} {one.problem}: {one.contender} {one.evidence.tier}", file=sys.stderr)
             found.append(one)
     return found
