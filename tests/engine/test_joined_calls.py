@@ -1,5 +1,6 @@
 """Decoders whose plans join calls up to a size: sums over ranks with the norms behind them, norms
-and rotation of q and k with the KV write, a decode's attention with the output projection."""
+and rotation of q and k with the KV write, a decode's attention with the output projection, products
+with the residual and the norms behind them."""
 
 from __future__ import annotations
 
@@ -212,4 +213,45 @@ def test_the_same_logits_with_norms_rotation_and_write_in_one_call(
     assert float((torch.cat(got) - want).abs().max() / want.abs().max()) <= TOLERANCE
     calls = sum(c.calls for c in ops.counts() if c.op == "rope_kv_write")
     assert calls == 3 * (2 if most_joined == 8 else 3)  # steps of few tokens, in three layers
+    runner.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("most_joined", [8, MOST_TOKENS])
+def test_the_same_logits_with_products_and_norms_in_one_call(
+    tmp_path: Path, family: str, most_joined: int
+) -> None:
+    """With biases (llama) and without; steps of 20, 8 and 1 tokens on one rank. Behind the last
+    layer's product only some rows are normed, so it stays apart."""
+    model = tiny_models.make_tiny_model(family, tmp_path, seed=torch.seed() % 2**31)
+    registry: Any = Offering(most_joined, "gemm_norm")
+    planned = plan_model(tmp_path, OPTIONS, registry, WaiverBook())
+    found: dict[str, dict[int, list[str]]] = {}
+    for op in planned.plan.ops:
+        name = op.site.site.removeprefix("layers.*.")
+        if name in ("o_proj", "post_norm", "o_proj_norm", "down_proj", "down_proj_norm"):
+            for layer in op.site.layers:
+                found.setdefault(name, {}).setdefault(layer, []).append(str(op.tokens))
+    apart = [] if most_joined == MOST_TOKENS else [f"{most_joined + 1}-64"]
+    joined = [f"1-{most_joined}"]
+    assert found["o_proj_norm"] == dict.fromkeys(range(3), joined)
+    assert found["down_proj_norm"] == dict.fromkeys(range(2), joined)
+    assert found["down_proj"] == dict.fromkeys(range(2) if apart else (), apart) | {2: ["1-64"]}
+    assert found.get("o_proj", {}) == (dict.fromkeys(range(3), apart) if apart else {})
+    assert found.get("post_norm", {}) == (dict.fromkeys(range(3), apart) if apart else {})
+    alone = plan_model(tmp_path, OPTIONS, Offering(0, "gemm_norm"), WaiverBook())  # type: ignore[arg-type]  # a registry that offers more
+    assert planned.plan.memory == alone.plan.memory
+
+    runner, ops = build_rank(planned, 0, None, 16)
+    ids = torch.randint(2, tiny_models.VOCAB_SIZE, (29,)).tolist()
+    got = [
+        runner.execute(Batch(prefill=[ScheduledSequence(0, ids[a:b], a, [5, 2], "all")]))
+        for a, b in ((0, 20), (20, 28))
+    ]
+    got.append(runner.execute(Batch(decode=[ScheduledSequence(0, [ids[28]], 28, [5, 2], "last")])))
+    with torch.inference_mode():
+        want = model.oracle(torch.tensor([ids])).logits[0]
+    assert float((torch.cat(got) - want).abs().max() / want.abs().max()) <= TOLERANCE
+    calls = sum(c.calls for c in ops.counts() if c.op == "gemm_norm")
+    assert calls == 5 * (2 if most_joined == 8 else 3)  # three layers, the last has one norm
     runner.close()

@@ -45,6 +45,8 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "index_top_k": "index_top_k",
         "kv_compressor": "kv_compressor",
         "gemm": "gemm",
+        "fused_gemm": "fused_gemm",
+        "gemm_norm": "gemm_norm",
         "grouped_gemm": "grouped_gemm",
         "moe_router": "moe_router",
         "moe_dispatch": "moe_dispatch",
@@ -72,8 +74,14 @@ _MATRIX_OPS = frozenset(
         "nsa_attention",
         "index_logits",
         "gemm",
+        "fused_gemm",
+        "gemm_norm",
         "grouped_gemm",
     }
+)
+# Ops whose kernels are those of other ops, one launched after the other; the first multiplies.
+_MADE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"gemm_norm": ("fused_gemm", "norm.rms")}
 )
 _WEIGHT_OPS = frozenset({"gemm", "grouped_gemm"})
 _QUANTISED_OPS = _WEIGHT_OPS | {"index_logits"}
@@ -160,10 +168,12 @@ def _uses(op: str, device: DeviceSpec) -> Callable[[Any], Sequence[KernelUse]]:
 
 def _leaf(op: str, device: DeviceSpec) -> tuple[Leaf, ...]:
     """The op's kernels and, of a product, the matrix instructions in their machine code."""
-    names = kernel_functions(op) or (f"_{op.replace('.', '_')}_kernel",)
+    parts = _MADE_OF.get(op, (op,))
+    functions = tuple(name for part in parts for name in kernel_functions(part))
+    names = tuple(dict.fromkeys(functions)) or (f"_{op.replace('.', '_')}_kernel",)
     kernel = Leaf(kind="kernel", name="|".join(names))
     triton = device.software.get("triton", "")
-    found = matrix_instructions(op, device.arch, triton) if op in _MATRIX_OPS else ()
+    found = matrix_instructions(parts[0], device.arch, triton) if op in _MATRIX_OPS else ()
     return (kernel, Leaf(kind="instruction", name="|".join(found))) if found else (kernel,)
 
 

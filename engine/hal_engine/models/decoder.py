@@ -18,6 +18,8 @@ from hal_engine.config import ModelConfig
 from hal_engine.models.build_context import BuildContext
 from hal_engine.models.family_sites import EMBED_TENSOR
 from hal_engine.models.feed_forward_sites import DOWN_TENSOR, GATE_UP_TENSORS
+from hal_engine.models.product_joins import DOWN_PROJ_NORM, O_PROJ_NORM
+from hal_engine.models.product_norm import ProductNorm
 from hal_engine.models.projected_attention import ProjectedAttention
 from hal_engine.models.rotary_write import RotaryWrite
 from hal_engine.models.sites import OUTPUT_TENSOR, QKV_TENSORS, head_tensor
@@ -28,12 +30,13 @@ from hal_engine.rope_table import rope_cos_sin
 from hal_engine.shards import Shard
 from hal_engine.weights import Part
 
+POST_NORM_TENSOR = "post_attention_layernorm.weight"
 Progress = Callable[[int, int], None]  # (parts done, parts in all)
 
 
 class AttentionBlock:
-    """Grouped-query attention with rotary positions over the paged cache of one layer; the sum over
-    ranks is left to who calls it."""
+    """Grouped-query attention with rotary positions over the paged cache of one layer, with the sum
+    over ranks, the addition into the residual and the norm behind it."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         config, shard = context.config, context.shard
@@ -54,29 +57,44 @@ class AttentionBlock:
         self._qkv_proj = context.gemm(site + "qkv_proj", parts, biases if config.qkv_bias else [])
         self._rotary_write = RotaryWrite(context, site, name)
         bias = config.output_bias and shard.rank == 0
-        self._attend = ProjectedAttention(
+        projection = context.gemm_arguments(
+            [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
+            [Part(name=f"{name}.o_proj.bias")] if bias else [],
+        )
+        self._attend = ProjectedAttention(context, site, dim**-0.5, projection)
+        self._output_norm = ProductNorm(
+            context, site + O_PROJ_NORM, projection, stem + POST_NORM_TENSOR
+        )
+        self._post_norm = SummedNorm(
             context,
-            site,
-            dim**-0.5,
-            context.gemm_arguments(
-                [Part(name=stem + OUTPUT_TENSOR, columns=q_rows if shard.world_size > 1 else None)],
-                [Part(name=f"{name}.o_proj.bias")] if bias else [],
-            ),
+            stem + POST_NORM_TENSOR,
+            norm=site + "post_norm",
+            reduce=site + "o_all_reduce",
+            joined=site + "o_reduce_norm",
         )
 
     def __call__(
-        self, x: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> torch.Tensor:
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        step: StepInputs,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: normed rows. Gives the normed input of the feed-forward and the residual."""
         n = step.num_tokens
         qkv = self._qkv_proj(n, x)
         # The function, not the method: Tensor.split is a Python wrapper around it.
         q, k, v = torch.split_with_sizes(qkv, self._qkv_sizes, 1)
         q = self._rotary_write(q, k, v, step, k_cache, v_cache)
-        return self._attend(q, step, k_cache, v_cache)
+        if self._output_norm.serves(n):
+            return self._output_norm(n, self._attend.attended(q, step, k_cache, v_cache), residual)
+        return self._post_norm(n, self._attend(q, step, k_cache, v_cache), residual)
 
 
 class GatedFeedForward:
-    """SwiGLU: down(silu(gate x) * up x); the sum over ranks is left to who calls it."""
+    """SwiGLU: down(silu(gate x) * up x); the sum over ranks is left to who calls it, and so is the
+    norm of the next layer where the plan has no call that does it."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         shard, config = context.shard, context.config
@@ -91,20 +109,37 @@ class GatedFeedForward:
         )
         columns = shard.features if shard.world_size > 1 else None
         bias = config.mlp_bias and shard.rank == 0
-        self._down_proj = context.gemm(
-            site + "down_proj",
+        projection = context.gemm_arguments(
             [Part(name=stem + DOWN_TENSOR, columns=columns)],
             [Part(name=f"{stem}mlp.down_proj.bias")] if bias else [],
         )
+        self._down_proj: BoundOp | None = None
+        if context.ops.most_tokens(site + "down_proj"):
+            self._down_proj = context.ops.bind(site + "down_proj", **projection)
+        # The norm is the first of the layer behind; there is none that adds behind the last one.
+        self._down_norm = ProductNorm(
+            context,
+            site + DOWN_PROJ_NORM,
+            projection,
+            f"model.layers.{layer + 1}.input_layernorm.weight",
+        )
 
-    def __call__(self, n: int, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._down_proj(n, self._gate_up_proj(n, x))
-        return out
+    def __call__(
+        self, n: int, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """(rows, residual, whether the rows are in the residual and normed already)."""
+        inner = self._gate_up_proj(n, x)
+        if self._down_norm.serves(n):
+            return *self._down_norm(n, inner, residual), True
+        if self._down_proj is None:
+            raise RuntimeError(f"decoder: no call of the plan projects {n} tokens down")
+        return self._down_proj(n, inner), residual, False
 
 
 class DecoderLayer:
     """Pre-norm attention and feed-forward; the residual is added inside the next norm, and the rows
-    that it returns are this rank's, summed inside the next layer's first norm."""
+    that it returns are this rank's, summed inside the next layer's first norm; or they are summed
+    and normed already, where the plan has one call for that."""
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         name, site = f"model.layers.{layer}", f"layers.{layer}."
@@ -122,13 +157,6 @@ class DecoderLayer:
                 joined=below + "reduce_norm",
             )
         self._attention = AttentionBlock(context, layer)
-        self._post_norm = SummedNorm(
-            context,
-            f"{name}.post_attention_layernorm.weight",
-            norm=site + "post_norm",
-            reduce=site + "o_all_reduce",
-            joined=site + "o_reduce_norm",
-        )
         self._feed_forward = GatedFeedForward(context, layer)
 
     def __call__(
@@ -138,15 +166,18 @@ class DecoderLayer:
         step: StepInputs,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        *,
+        is_normed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """is_normed: of x, and in the result of the rows that the next layer is given."""
         n = step.num_tokens
+        normed = x
         if self._first_norm is not None:
             normed, residual = self._first_norm(n, x), x
-        else:
+        elif not is_normed:
             normed, residual = self._input_norm(n, x, residual)
-        attended = self._attention(normed, step, k_cache, v_cache)
-        normed, residual = self._post_norm(n, attended, residual)
-        return self._feed_forward(n, normed), residual
+        normed, residual = self._attention(normed, residual, step, k_cache, v_cache)
+        return self._feed_forward(n, normed, residual)
 
 
 class Decoder:
@@ -192,9 +223,11 @@ class Decoder:
         caches: a layer's (k, v), each [num_blocks, block_size, num_kv_heads, head_dim].
         """
         hidden: torch.Tensor = self._embed(step.num_tokens, step.token_ids)
-        residual = hidden
+        residual, is_normed = hidden, False
         for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
-            hidden, residual = layer(hidden, residual, step, k_cache, v_cache)
+            hidden, residual, is_normed = layer(
+                hidden, residual, step, k_cache, v_cache, is_normed=is_normed
+            )
         if self._last_all_reduce is not None:
             hidden = self._last_all_reduce(step.num_tokens, hidden)
         n = step.num_logit_rows

@@ -1,5 +1,6 @@
 """Calls of a decoder that one op may do together: a sum over ranks and the norm behind it, the
-attention of a decode and the output projection; what is before the attention in `rotary_joins`."""
+attention of a decode and the output projection; what is before the attention in `rotary_joins`,
+what a product stores in `product_joins`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.plan import OpSite
+from hal_engine.models.product_joins import product_joins
 from hal_engine.models.rotary_joins import rotary_joins
 
 # The joined call, the sum, the norm, and how many layers behind the sum it is.
@@ -36,7 +38,8 @@ def model_joins(sites: Sequence[OpSite]) -> list[JoinedSite]:
         for name, reduce, norm, shift in _REDUCES_WITH_NORM
         for join in _of_pattern(sites, name, reduce, JoinedPart(site=norm, shift=shift))
     ]
-    return [*rotary_joins(sites), *_attention_projections(sites), *reduces]
+    attended = _attention_projections(sites)
+    return [*rotary_joins(sites), *attended, *product_joins(sites), *reduces]
 
 
 def _attention_projections(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:

@@ -49,20 +49,27 @@ class ProjectedAttention:
     ) -> torch.Tensor:
         """q: [T, heads * head_dim] -> [T, hidden] of this rank, decoding rows first."""
         first, rest = step.num_decode_tokens, step.num_tokens - step.num_decode_tokens
+        if self._joined is None or step.decode is None or first > self._most_joined:
+            rows = self.attended(q, step, k_cache, v_cache)
+            return self._output(rows.shape[0], rows, "prefill" if rest else "decode")
+        done = self._joined(first, q if rest == 0 else q[:first], k_cache, v_cache, step.decode)
+        if step.prefill is None:
+            return done  # type: ignore[no-any-return]  # a bound op's
+        rows = self._attend["prefill"](rest, q[first:], k_cache, v_cache, step.prefill)
+        return torch.cat([done, self._output(rest, rows, "prefill")])
+
+    def attended(
+        self, q: torch.Tensor, step: StepInputs, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> torch.Tensor:
+        """As a call, without the projection: [T, heads * v_head_dim]."""
+        first, rest = step.num_decode_tokens, step.num_tokens - step.num_decode_tokens
         done: list[torch.Tensor] = []
-        attended: list[torch.Tensor] = []
         if step.decode is not None:
             rows = q if rest == 0 else q[:first]
-            if self._joined is not None and first <= self._most_joined:
-                done.append(self._joined(first, rows, k_cache, v_cache, step.decode))
-            else:
-                attended.append(self._attend["decode"](first, rows, k_cache, v_cache, step.decode))
+            done.append(self._attend["decode"](first, rows, k_cache, v_cache, step.decode))
         if step.prefill is not None:
             rows = q if first == 0 else q[first:]
-            attended.append(self._attend["prefill"](rest, rows, k_cache, v_cache, step.prefill))
-        if attended:
-            both = attended[0] if len(attended) == 1 else torch.cat(attended)
-            done.append(self._output(both.shape[0], both, "prefill" if rest else "decode"))
+            done.append(self._attend["prefill"](rest, rows, k_cache, v_cache, step.prefill))
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _output(self, n: int, rows: torch.Tensor, phase: str) -> torch.Tensor:

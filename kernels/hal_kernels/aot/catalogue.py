@@ -16,6 +16,7 @@ from hal_kernels.collective import triton_variants as collective
 from hal_kernels.compressed_attention import triton_variants as compressed_attention
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.engram import triton_variants as engram
+from hal_kernels.fused_gemm import triton_variants as fused_gemm
 from hal_kernels.gemm import stream_k_variants as gemm_stream_k
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
@@ -44,6 +45,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *compressed_attention.KERNELS,
     *embedding.KERNELS,
     *engram.KERNELS,
+    *fused_gemm.KERNELS,
     *gemm.KERNELS,
     *gemm_stream_k.KERNELS,
     *grouped_gemm.KERNELS,

@@ -8,15 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hal_kernels.gemm.epilogues import _store_result
 from hal_kernels.gemm.triton_kernels import _tile_of
 from hal_kernels.kv_write.packed_rows import decode_e4m3
 
 
 @triton.jit
 def _gemm_fp8_weight_kernel(
-    x_MK_ptr, w_NK_ptr, scale_BB_ptr, y_MN_ptr,
-    M, N, K, stride_xm, stride_wn, stride_sb, stride_ym,
+    x_MK_ptr, w_NK_ptr, scale_BB_ptr, y_MN_ptr, residual_MN_ptr,
+    M, N, K, stride_xm, stride_wn, stride_sb, stride_ym, stride_rm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, GROUP_K: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr = False,
 ):  # fmt: skip
     """y = x @ (w * scale).T on the 16-bit matrix unit. w: e4m3fn bits (uint8) that hold no NaN;
     scale: float32 [N / GROUP_K, K / GROUP_K]. A value is exact in 16 bits and its scale need not
@@ -36,5 +38,7 @@ def _gemm_fp8_weight_kernel(
         bits = tl.load(w_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0)
         scale = tl.load(scale_ptrs + group, mask=cols, other=0.0)
         acc += tl.dot(x, tl.trans(decode_e4m3(bits).to(x.dtype))) * scale[None, :]
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+    _store_result(
+        acc, y_MN_ptr, y_MN_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
+        HAS_RESIDUAL, 0, 0.0, False,
+    )  # fmt: skip

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hal_kernels.gemm.triton_kernels import EPILOGUE_SILU_GATED, _finish, _tile_of
+from hal_kernels.gemm.epilogues import EPILOGUE_SILU_GATED, _finish
+from hal_kernels.gemm.triton_kernels import _tile_of
 
 
 @triton.jit
@@ -66,7 +67,7 @@ def _gemm_stream_k_kernel(
                 w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
                 up = tl.dot(x, tl.trans(w_up), up)
         if last - first == steps:
-            y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
+            y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE, 0.0)
             y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
             tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
         else:
@@ -107,7 +108,7 @@ def _stream_k_fix_up_kernel(
         acc += tl.load(part + at)
         if EPILOGUE == EPILOGUE_SILU_GATED:
             up += tl.load(part + BLOCK_M * BLOCK_N + at)
-    y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
+    y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE, 0.0)
     y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
     tile_mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
     tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=tile_mask)

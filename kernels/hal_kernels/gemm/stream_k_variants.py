@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.gemm.triton_variants import configurations
+from hal_kernels.gemm.triton_variants import SOURCES, configurations
 
 _MODULE = "hal_kernels.gemm.stream_k_kernels"
-_SOURCES = ("hal_kernels.gemm.triton_kernels",)
+_SOURCES = ("hal_kernels.gemm.triton_kernels", *SOURCES)
 FIX_UP_ROWS = 16  # rows of a tile that one program sums
 # Programs of a multiprocessor (compute unit) that the wave model counts on, by size of the tiles:
 # the small ones leave room for a second one everywhere, see the evidence.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import triton
 
 from hal.device import DeviceSpec
 from hal.errors import BindingError
-from hal.ops.formats import QuantizedWeight, torch_dtype
+from hal.ops.formats import QuantizedWeight
+from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.low_precision import decode_scale, encode_ue8m0
 from hal.reasons import Reason
@@ -22,15 +24,15 @@ from hal_kernels.gemm.triton_kernels import (
     _gemm_weight_only_kernel,
     _split_k_kernel,
 )
-from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of
+from hal_kernels.gemm.triton_limits import choose_kernel, fp8_dtype, size_of, wide_suffix
+from hal_kernels.gemm.triton_results import Epilogue, Result, Rows, eight_bits
 from hal_kernels.gemm.triton_stream_k import bind_stream_k
 from hal_kernels.gemm.triton_tuning import shape_of
 from hal_kernels.gemm.triton_variants import configurations, fp8_weight_tiles
-from hal_kernels.quantize.triton import bind_quantize_groups
+from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
 from hal_kernels.tuning.store import TunedRows, tuned_rows
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-_EPILOGUES = {"none": 0, "silu": 1, "silu_gated": 2}
+Product = Callable[..., Any]
 
 
 def bind(
@@ -40,23 +42,39 @@ def bind(
     weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
 ) -> Product:
-    """kernel(x[T, K]) -> y[T, N]. Raises BindingError for what `triton_limits` rejects."""
+    """kernel(x[T, K]) -> y[T, N]. A product of FP8 operands takes x also as the pair (values,
+    scales) that `quantize` and `fused_gemm` give, and then rounds nothing. Raises BindingError for
+    what `triton_limits` rejects."""
     choice = choose_kernel(request, device)
     if isinstance(choice, Reason):
-        raise BindingError(
-            f"Triton product for {request.label}: {choice.what}",
-            choice.required,
-            choice.found,
-            "select another",
-        )
-    target, tuned = target_of(device), tuned_rows(shape_of(request, device), device)
+        raise not_written_error(request, choice)
     if isinstance(weight, torch.Tensor):
-        return _bind_dense(request, device, weight, bias, tuned)
-    if choice.kernel == "gemm.mxfp8":
+        return _bind_dense(request, device, weight, bias)
+    return bind_quantised(request, device, choice.kernel, weight)
+
+
+def not_written_error(request: GemmRequest, reason: Reason) -> BindingError:
+    """The error for a request that limits reject."""
+    return BindingError(
+        f"Triton product for {request.label}: {reason.what}",
+        reason.required,
+        reason.found,
+        "select another",
+    )
+
+
+def bind_quantised(
+    request: GemmRequest, device: DeviceSpec, kernel: str, weight: QuantizedWeight
+) -> Product:
+    """The product of a quantised weight by a kernel of the catalogue, with what follows it. Nothing
+    is tuned for a fused one: tiles of a rounded result have to be whole groups wide."""
+    shape = None if isinstance(request, FusedGemmRequest) else shape_of(request, device)
+    target, tuned = target_of(device), tuned_rows(shape, device)
+    if kernel == "gemm.mxfp8":
         return _bind_mxfp8(request, target, weight, tuned)
-    if choice.kernel == "gemm.fp8_block":
+    if kernel == "gemm.fp8_block":
         return _bind_fp8_block(request, target, weight, fp8_dtype(device), tuned)
-    if choice.kernel == "gemm.fp8_weight_only":
+    if kernel == "gemm.fp8_weight_only":
         return _bind_fp8_weight_only(request, target, weight)
     return _bind_weight_only(request, target, weight, tuned)
 
@@ -73,13 +91,7 @@ def _pick(table: str, target: Target, rows: int, k: int = 0) -> dict[str, int]:
     return dict(found[size_of(rows, k)])
 
 
-def _result(request: GemmRequest, x: torch.Tensor) -> torch.Tensor:
-    """Memory for the product's rows, in the dtype that the request asks for."""
-    dtype = torch_dtype(request.out_dtype or request.dtype)
-    return torch.empty((x.shape[0], request.n), dtype=dtype, device=x.device)
-
-
-def _grid(config: Mapping[str, int], rows: int, features: int) -> int:
+def grid_of(config: Mapping[str, int], rows: int, features: int) -> int:
     return -(-rows // config["BLOCK_M"]) * -(-features // config["BLOCK_N"])
 
 
@@ -88,46 +100,55 @@ def _bind_dense(
     device: DeviceSpec,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    tuned: TunedRows,
 ) -> Product:
     packed, target = weight.contiguous(), target_of(device)
+    tuned = tuned_rows(shape_of(request, device), device)
     stream_k = bind_stream_k(request, device, target, weight=packed, bias=bias)
-    features = request.out_features
-    out_dtype = torch_dtype(request.out_dtype or request.dtype)
-    epilogue = _EPILOGUES[request.epilogue]
     table = "gemm_gated" if request.epilogue == "silu_gated" else "gemm"
-    halves = 2 if request.epilogue == "silu_gated" else 1
+    launch = bind_dense_launch(request, packed, bias)
 
-    def kernel(x: torch.Tensor) -> torch.Tensor:
+    def kernel(x: torch.Tensor) -> Any:
         rows = x.shape[0]
-        y = torch.empty((rows, features), dtype=out_dtype, device=x.device)
-        if not rows or (stream_k is not None and not tuned.covers(rows) and stream_k(x, y)):
-            return y
-        config = tuned.choose(rows, _pick(table, target, rows, request.k))
-        splits = config["SPLIT_K"]
-        shape = (splits * halves, rows, features) if splits > 1 else (1,)
-        part = torch.empty(shape, dtype=torch.float32, device=x.device)
-        bias_or_any = packed if bias is None else bias
-        _gemm_kernel[(_grid(config, rows, features), splits)](
-            x, packed, bias_or_any, y, part, rows, features, request.k,
-            x.stride(0), packed.stride(0), y.stride(0),
-            HAS_BIAS=bias is not None, EPILOGUE=epilogue, **config,
-        )  # fmt: skip
-        if splits > 1:
-            block = min(1024, triton.next_power_of_2(features))
-            _split_k_kernel[(rows, triton.cdiv(features, block))](
-                part, bias_or_any, y, rows, features, y.stride(0),
-                BLOCK_N=block, SPLIT_K=splits, HAS_BIAS=bias is not None, EPILOGUE=epilogue,
-            )  # fmt: skip
+        result = Epilogue(request).result(rows, x.device, None)
+        y = result.y
+        if rows and (stream_k is None or tuned.covers(rows) or not stream_k(x, y)):
+            launch(x, result, tuned.choose(rows, _pick(table, target, rows, request.k)))
         return y
 
     return kernel
 
 
+def bind_dense_launch(
+    request: GemmRequest, packed: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor, Result, Mapping[str, int]], None]:
+    """launch(x, result, configuration): the product, and the sum of its parts where K is split."""
+    features = request.out_features
+    halves = 2 if request.epilogue == "silu_gated" else 1
+    form = {**Epilogue(request).constants, "HAS_BIAS": bias is not None}
+    bias_or_any = packed if bias is None else bias
+
+    def launch(x: torch.Tensor, result: Result, config: Mapping[str, int]) -> None:
+        rows, splits = x.shape[0], config["SPLIT_K"]
+        shape = (splits * halves, rows, features) if splits > 1 else (1,)
+        part = torch.empty(shape, dtype=torch.float32, device=x.device)
+        _gemm_kernel[(grid_of(config, rows, features), splits)](
+            x, packed, bias_or_any, *result.pointers, part, rows, features, request.k,
+            x.stride(0), packed.stride(0), *result.strides, **form, **config,
+        )  # fmt: skip
+        if splits > 1:
+            block = min(1024, triton.next_power_of_2(features))
+            _split_k_kernel[(rows, triton.cdiv(features, block))](
+                part, bias_or_any, *result.pointers, rows, features, *result.strides,
+                BLOCK_N=block, SPLIT_K=splits, **form,
+            )  # fmt: skip
+
+    return launch
+
+
 def _bind_fp8_block(
     request: GemmRequest, target: Target, weight: QuantizedWeight, fp8: str, tuned: TunedRows
 ) -> Product:
-    form = weight.format
+    form, after = weight.format, Epilogue(request)
     group = int(form.group_size or 0)
     data, scale = weight.data.contiguous(), decode_scale(weight.scale, form.scale_dtype)
     if fp8 == "fp8_e4m3fnuz":
@@ -140,22 +161,43 @@ def _bind_fp8_block(
     if is_ue8m0:
         quantize = with_decoded_scales(group, fp8)
     found = configurations("gemm_fp8_block", target)
+    stem = f"g{group}{wide_suffix(request)}"
 
-    def kernel(x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        values, x_scale = quantize(x)
-        y = _result(request, x)
-        name = f"g{group}-small" if size_of(rows) == "small" else f"g{group}"
+    def kernel(x: Rows, residual: torch.Tensor | None = None) -> Rows:
+        values, x_scale = rounded_rows(x, quantize, fp8, group)
+        if x_scale.dtype == torch.uint8:
+            x_scale = decode_scale(x_scale, "ue8m0")
+        rows = values.shape[0]
+        result = after.result(rows, values.device, residual)
+        name = f"{stem}-small" if size_of(rows) == "small" else stem
         config = tuned.choose(rows, found[name])
+        features = request.out_features
         if rows:
-            _gemm_fp8_block_kernel[(_grid(config, rows, request.n),)](
-                values, x_scale, data, scale, y, rows, request.n, request.k,
-                values.stride(0), x_scale.stride(0), data.stride(0), scale.stride(0), y.stride(0),
-                **config,
+            _gemm_fp8_block_kernel[(grid_of(config, rows, features),)](
+                values, x_scale, data, scale, *result.pointers, rows, features, request.k,
+                values.stride(0), x_scale.stride(0), data.stride(0), scale.stride(0),
+                *result.strides, **after.constants, **config,
             )  # fmt: skip
-        return y
+        return result.rows
 
     return kernel
+
+
+def rounded_rows(
+    x: Rows, quantize: Quantizer, fp8: str, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales of x, rounded here unless it comes rounded. Raises ValueError for values of
+    another type, or scales that are not one a row and group."""
+    if isinstance(x, torch.Tensor):
+        return quantize(x)
+    values, scale = x
+    groups = (values.shape[0], -(-values.shape[1] // group))
+    if values.dtype != eight_bits(fp8) or scale.shape != groups:
+        raise ValueError(
+            f"gemm: required rounded rows in {fp8} with scales {list(groups)}, "
+            f"found {values.dtype} with scales {list(scale.shape)}"
+        )
+    return values, scale
 
 
 def with_decoded_scales(
@@ -180,31 +222,36 @@ def as_fnuz(data: torch.Tensor) -> torch.Tensor:
 def _bind_mxfp8(
     request: GemmRequest, target: Target, weight: QuantizedWeight, tuned: TunedRows
 ) -> Product:
-    data = weight.data.contiguous()
+    data, after = weight.data.contiguous(), Epilogue(request)
     scale = weight.scale if weight.scale.dtype == torch.uint8 else encode_ue8m0(weight.scale)
     codes = scale.contiguous()
     quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
-    default = dict(configurations("gemm_mxfp8", target)["weight32"])
+    found = configurations("gemm_mxfp8", target)
     scale_n = {"SCALE_N": weight.format.block_n}
+    stem = f"weight32{wide_suffix(request)}"
 
-    def kernel(x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
-        values, x_codes = quantize(x)
-        y = _result(request, x)
-        config = tuned.choose(rows, default) | scale_n
+    def kernel(x: Rows, residual: torch.Tensor | None = None) -> Rows:
+        values, x_codes = rounded_rows(x, quantize, "fp8_e4m3fn", 32)
+        if x_codes.dtype != torch.uint8:
+            raise ValueError(f"gemm: required scales as ue8m0 codes, found {x_codes.dtype}")
+        rows = values.shape[0]
+        result = after.result(rows, values.device, residual)
+        name = f"{stem}-small" if size_of(rows) == "small" else stem
+        config = tuned.choose(rows, found[name]) | scale_n
+        features = request.out_features
         if rows:
-            _gemm_mxfp8_kernel[(_grid(config, rows, request.n),)](
-                values, x_codes, data, codes, y, rows, request.n, request.k,
-                values.stride(0), x_codes.stride(0), data.stride(0), codes.stride(0), y.stride(0),
-                **config,
+            _gemm_mxfp8_kernel[(grid_of(config, rows, features),)](
+                values, x_codes, data, codes, *result.pointers, rows, features, request.k,
+                values.stride(0), x_codes.stride(0), data.stride(0), codes.stride(0),
+                *result.strides, **after.constants, **config,
             )  # fmt: skip
-        return y
+        return result.rows
 
     return kernel
 
 
 def _bind_fp8_weight_only(request: GemmRequest, target: Target, weight: QuantizedWeight) -> Product:
-    form = weight.format
+    form, after = weight.format, Epilogue(request)
     data = weight.data.contiguous().view(torch.uint8)
     scale = decode_scale(weight.scale, form.scale_dtype).contiguous()
     if bool((data & 0x7F == 0x7F).any()):
@@ -216,17 +263,17 @@ def _bind_fp8_weight_only(request: GemmRequest, target: Target, weight: Quantize
             "load another checkpoint",
         )
 
-    def kernel(x: torch.Tensor) -> torch.Tensor:
+    def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
         rows = x.shape[0]
-        y = _result(request, x)
+        result = after.result(rows, x.device, residual)
         config = fp8_weight_tiles(target, size_of(rows))
         if rows:
-            _gemm_fp8_weight_kernel[(_grid(config, rows, request.n),)](
-                x, data, scale, y, rows, request.n, request.k,
-                x.stride(0), data.stride(0), scale.stride(0), y.stride(0),
-                GROUP_K=int(form.group_size or 0), **config,
+            _gemm_fp8_weight_kernel[(grid_of(config, rows, request.n),)](
+                x, data, scale, result.y, result.residual, rows, request.n, request.k,
+                x.stride(0), data.stride(0), scale.stride(0), *result.strides,
+                GROUP_K=int(form.group_size or 0), HAS_RESIDUAL=after.has_residual, **config,
             )  # fmt: skip
-        return y
+        return result.y
 
     return kernel
 
@@ -234,21 +281,21 @@ def _bind_fp8_weight_only(request: GemmRequest, target: Target, weight: Quantize
 def _bind_weight_only(
     request: GemmRequest, target: Target, weight: QuantizedWeight, tuned: TunedRows
 ) -> Product:
-    form = weight.format
+    form, after = weight.format, Epilogue(request)
     data, scale = weight.data.contiguous(), weight.scale.reshape(request.n, -1).contiguous()
     minimum = scale if weight.minimum is None else weight.minimum.contiguous()
 
-    def kernel(x: torch.Tensor) -> torch.Tensor:
+    def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
         rows = x.shape[0]
-        y = _result(request, x)
+        result = after.result(rows, x.device, residual)
         config = tuned.choose(rows, _pick("gemm_weight_only", target, rows))
         if rows:
-            _gemm_weight_only_kernel[(_grid(config, rows, request.n),)](
-                x, data, scale, minimum, y, rows, request.n, request.k,
-                x.stride(0), data.stride(0), scale.stride(0), y.stride(0),
+            _gemm_weight_only_kernel[(grid_of(config, rows, request.n),)](
+                x, data, scale, minimum, result.y, result.residual, rows, request.n, request.k,
+                x.stride(0), data.stride(0), scale.stride(0), *result.strides,
                 BITS=form.bits, GROUP_K=int(form.group_size or 0),
-                HAS_MINIMUM=weight.minimum is not None, **config,
+                HAS_MINIMUM=weight.minimum is not None, HAS_RESIDUAL=after.has_residual, **config,
             )  # fmt: skip
-        return y
+        return result.y
 
     return kernel

@@ -9,9 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-EPILOGUE_NONE = tl.constexpr(0)
-EPILOGUE_SILU = tl.constexpr(1)
-EPILOGUE_SILU_GATED = tl.constexpr(2)
+from hal_kernels.gemm.epilogues import EPILOGUE_SILU_GATED, _finish, _store_result
 
 
 @triton.jit
@@ -27,31 +25,14 @@ def _tile_of(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: t
 
 
 @triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _finish(acc, up, bias_ptr, offs_n, N, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr):
-    """Bias and activation on float32; `up` is the second product of a gated one."""
-    if HAS_BIAS:
-        inside = offs_n < N
-        acc += tl.load(bias_ptr + offs_n, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if EPILOGUE == EPILOGUE_SILU_GATED:
-            up += tl.load(bias_ptr + N + offs_n, mask=inside, other=0.0).to(tl.float32)[None, :]
-    if EPILOGUE == EPILOGUE_SILU:
-        acc = _silu(acc)
-    elif EPILOGUE == EPILOGUE_SILU_GATED:
-        acc = _silu(acc) * up
-    return acc
-
-
-@triton.jit
 def _gemm_kernel(
-    x_MK_ptr, w_NK_ptr, bias_N_ptr, y_MN_ptr, part_SMN_ptr,
-    M, N, K, stride_xm, stride_wn, stride_ym,
+    x_MK_ptr, w_NK_ptr, bias_N_ptr, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, part_SMN_ptr,
+    M, N, K, stride_xm, stride_wn, stride_ym, stride_rm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr,
+    SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr = False, EPILOGUE: tl.constexpr = 0,
+    CLAMP: tl.constexpr = 0.0,
+    HAS_RESIDUAL: tl.constexpr = False, OUT_GROUP: tl.constexpr = 0,
+    OUT_LARGEST: tl.constexpr = 0.0, OUT_UE8M0: tl.constexpr = False,
 ):  # fmt: skip
     """y = epilogue(x @ w.T + bias), accumulated in float32. N is the number of columns of y: a
     gated epilogue reads weight rows [0, N) as gate and [N, 2N) as up. With SPLIT_K > 1 each split
@@ -78,13 +59,15 @@ def _gemm_kernel(
         if EPILOGUE == EPILOGUE_SILU_GATED:
             w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
             up = tl.dot(x, tl.trans(w_up), up)
-    tile = rows[:, None] & cols[None, :]
     if SPLIT_K == 1:
-        y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
-        y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-        tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=tile)
+        y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE, CLAMP)
+        _store_result(
+            y, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym,
+            stride_rm, HAS_RESIDUAL, OUT_GROUP, OUT_LARGEST, OUT_UE8M0,
+        )  # fmt: skip
     else:
         halves: tl.constexpr = 2 if EPILOGUE == EPILOGUE_SILU_GATED else 1
+        tile = rows[:, None] & cols[None, :]
         part = part_SMN_ptr + (split * halves * M + offs_m).to(tl.int64)[:, None] * N
         tl.store(part + offs_n[None, :], acc, mask=tile)
         if EPILOGUE == EPILOGUE_SILU_GATED:
@@ -93,8 +76,12 @@ def _gemm_kernel(
 
 @triton.jit
 def _split_k_kernel(
-    part_SMN_ptr, bias_N_ptr, y_MN_ptr, M, N, stride_ym,
-    BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, EPILOGUE: tl.constexpr,
+    part_SMN_ptr, bias_N_ptr, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr,
+    M, N, stride_ym, stride_rm,
+    BLOCK_N: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr = False,
+    EPILOGUE: tl.constexpr = 0, CLAMP: tl.constexpr = 0.0,
+    HAS_RESIDUAL: tl.constexpr = False, OUT_GROUP: tl.constexpr = 0,
+    OUT_LARGEST: tl.constexpr = 0.0, OUT_UE8M0: tl.constexpr = False,
 ):  # fmt: skip
     """Sums the parts of a split product in the order of the splits, then the epilogue."""
     row = tl.program_id(0)
@@ -108,22 +95,27 @@ def _split_k_kernel(
         acc += tl.load(part, mask=cols, other=0.0)[None, :]
         if EPILOGUE == EPILOGUE_SILU_GATED:
             up += tl.load(part + tl.cast(M, tl.int64) * N, mask=cols, other=0.0)[None, :]
-    y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE)
-    y_ptrs = y_MN_ptr + row.to(tl.int64) * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=cols[None, :])
+    y = _finish(acc, up, bias_N_ptr, offs_n, N, HAS_BIAS, EPILOGUE, CLAMP)
+    offs_m = row + tl.arange(0, 1)
+    _store_result(
+        y, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
+        HAS_RESIDUAL, OUT_GROUP, OUT_LARGEST, OUT_UE8M0,
+    )  # fmt: skip
 
 
 @triton.jit
 def _gemm_fp8_block_kernel(
-    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_ptr, y_MN_ptr,
-    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym,
+    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_ptr, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr,
+    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym, stride_rm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_K: tl.constexpr, SCALE_N: tl.constexpr,
-    GROUP_M: tl.constexpr,
+    GROUP_M: tl.constexpr, EPILOGUE: tl.constexpr = 0, CLAMP: tl.constexpr = 0.0,
+    HAS_RESIDUAL: tl.constexpr = False, OUT_GROUP: tl.constexpr = 0,
+    OUT_LARGEST: tl.constexpr = 0.0, OUT_UE8M0: tl.constexpr = False,
 ):  # fmt: skip
-    """y = (x * x_scale) @ (w * w_scale).T for FP8 operands. x_scale: float32, one per row and
-    GROUP_K columns; w_scale: float32 [N / SCALE_N, K / GROUP_K]. Each group's product is scaled
-    into the float32 accumulator, as the checkpoints' block quantisation means it
-    (https://arxiv.org/abs/2412.19437, section 3.3).
+    """y = epilogue((x * x_scale) @ (w * w_scale).T) for FP8 operands. x_scale: float32, one per row
+    and GROUP_K columns; w_scale: float32 [rows of w / SCALE_N, K / GROUP_K]. Each group's product
+    is scaled into the float32 accumulator, as the checkpoints' block quantisation means it
+    (https://arxiv.org/abs/2412.19437, section 3.3). N as in `_gemm_kernel`.
     """
     block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -134,7 +126,10 @@ def _gemm_fp8_block_kernel(
     w_ptrs = w_NK_ptr + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
     xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
     ws_ptrs = w_scale_ptr + (offs_n // SCALE_N).to(tl.int64) * stride_ws
+    up_ptrs = w_NK_ptr + (offs_n + N).to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
+    us_ptrs = w_scale_ptr + ((offs_n + N) // SCALE_N).to(tl.int64) * stride_ws
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for group in range(tl.cdiv(K, GROUP_K)):
         inside = (group * GROUP_K + offs_k)[None, :] < K
         x = tl.load(x_ptrs + group * GROUP_K, mask=rows[:, None] & inside, other=0.0)
@@ -142,20 +137,29 @@ def _gemm_fp8_block_kernel(
         x_scale = tl.load(xs_ptrs + group, mask=rows, other=0.0)
         w_scale = tl.load(ws_ptrs + group, mask=cols, other=0.0)
         acc += tl.dot(x, tl.trans(w)) * x_scale[:, None] * w_scale[None, :]
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            w_up = tl.load(up_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
+            u_scale = tl.load(us_ptrs + group, mask=cols, other=0.0)
+            up += tl.dot(x, tl.trans(w_up)) * x_scale[:, None] * u_scale[None, :]
+    y = _finish(acc, up, y_MN_ptr, offs_n, N, False, EPILOGUE, CLAMP)
+    _store_result(
+        y, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
+        HAS_RESIDUAL, OUT_GROUP, OUT_LARGEST, OUT_UE8M0,
+    )  # fmt: skip
 
 
 @triton.jit
 def _gemm_mxfp8_kernel(
-    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_NG_ptr, y_MN_ptr,
-    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym,
+    x_MK_ptr, x_scale_MG_ptr, w_NK_ptr, w_scale_NG_ptr, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr,
+    M, N, K, stride_xm, stride_xs, stride_wn, stride_ws, stride_ym, stride_rm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SCALE_N: tl.constexpr,
+    SCALE_N: tl.constexpr, EPILOGUE: tl.constexpr = 0, CLAMP: tl.constexpr = 0.0,
+    HAS_RESIDUAL: tl.constexpr = False, OUT_GROUP: tl.constexpr = 0,
+    OUT_LARGEST: tl.constexpr = 0.0, OUT_UE8M0: tl.constexpr = False,
 ):  # fmt: skip
-    """y = (x * 2**(x_scale-127)) @ (w * 2**(w_scale-127)).T with one ue8m0 scale per 32 columns
-    (OCP Microscaling v1.0), multiplied in by the matrix unit itself where it can. w_scale:
-    [N / SCALE_N, K / 32]. K is a multiple of 32.
+    """y = epilogue((x * 2**(x_scale-127)) @ (w * 2**(w_scale-127)).T) with one ue8m0 scale per 32
+    columns (OCP Microscaling v1.0), multiplied in by the matrix unit itself where it can. w_scale:
+    [rows of w / SCALE_N, K / 32]. K is a multiple of 32. N as in `_gemm_kernel`.
     """
     block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -167,7 +171,10 @@ def _gemm_mxfp8_kernel(
     w_ptrs = w_NK_ptr + offs_n.to(tl.int64)[:, None] * stride_wn
     xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64)[:, None] * stride_xs
     ws_ptrs = w_scale_NG_ptr + (offs_n // SCALE_N).to(tl.int64)[:, None] * stride_ws
+    up_ptrs = w_NK_ptr + (offs_n + N).to(tl.int64)[:, None] * stride_wn
+    us_ptrs = w_scale_NG_ptr + ((offs_n + N) // SCALE_N).to(tl.int64)[:, None] * stride_ws
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(tl.cdiv(K, BLOCK_K)):
         at_k = step * BLOCK_K + offs_k
         at_g = step * (BLOCK_K // 32) + offs_g
@@ -177,16 +184,24 @@ def _gemm_mxfp8_kernel(
         x_scale = tl.load(xs_ptrs + at_g[None, :], mask=rows[:, None] & in_g, other=0)
         w_scale = tl.load(ws_ptrs + at_g[None, :], mask=cols[:, None] & in_g, other=0)
         acc = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w), w_scale, "e4m3", acc)
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+        if EPILOGUE == EPILOGUE_SILU_GATED:
+            w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & in_k, other=0.0)
+            u_scale = tl.load(us_ptrs + at_g[None, :], mask=cols[:, None] & in_g, other=0)
+            up = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w_up), u_scale, "e4m3", up)
+    y = _finish(acc, up, y_MN_ptr, offs_n, N, False, EPILOGUE, CLAMP)
+    _store_result(
+        y, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
+        HAS_RESIDUAL, OUT_GROUP, OUT_LARGEST, OUT_UE8M0,
+    )  # fmt: skip
 
 
 @triton.jit
 def _gemm_weight_only_kernel(
-    x_MK_ptr, w_ptr, scale_NG_ptr, minimum_NG_ptr, y_MN_ptr,
-    M, N, K, stride_xm, stride_wn, stride_sn, stride_ym,
+    x_MK_ptr, w_ptr, scale_NG_ptr, minimum_NG_ptr, y_MN_ptr, residual_MN_ptr,
+    M, N, K, stride_xm, stride_wn, stride_sn, stride_ym, stride_rm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     BITS: tl.constexpr, GROUP_K: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr = False,
 ):  # fmt: skip
     """y = x @ dequantised(w).T on the 16-bit matrix unit. BITS 8: int8 [N, K]; BITS 4: uint8
     [N, K / 2], the even column in the low nibble, symmetric values stored as q + 8. GROUP_K values
@@ -224,5 +239,7 @@ def _gemm_weight_only_kernel(
     if GROUP_K == 0:
         scale = tl.load(scale_NG_ptr + offs_n.to(tl.int64) * stride_sn, mask=cols, other=0.0)
         acc *= scale.to(tl.float32)[None, :]
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, acc.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+    _store_result(
+        acc, y_MN_ptr, y_MN_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
+        HAS_RESIDUAL, 0, 0.0, False,
+    )  # fmt: skip

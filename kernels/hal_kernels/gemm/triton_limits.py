@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hal.device import DeviceSpec
+from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
@@ -32,9 +33,21 @@ def size_of(rows: int, k: int = 0) -> str:
     return "split" if k >= _LEAST_SPLIT_K else "small"
 
 
+def gated_suffix(request: GemmRequest) -> str:
+    """What the names of configurations of gated products have more."""
+    return "-gated" if request.epilogue == "silu_gated" else ""
+
+
+def wide_suffix(request: GemmRequest) -> str:
+    """Of the configurations whose tiles suit a gated product, and a rounded result: these are whole
+    groups wide."""
+    is_rounded = isinstance(request, FusedGemmRequest) and request.out_group_size
+    return "-gated" if is_rounded else gated_suffix(request)
+
+
 def dense_suffix(request: GemmRequest) -> str:
     """The form of a dense product, as the names of its configurations have it."""
-    return "-gated" if request.epilogue == "silu_gated" else "-bias" * request.has_bias
+    return gated_suffix(request) or "-bias" * request.has_bias
 
 
 def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -50,10 +63,13 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
             return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
         config = size_of(rows, request.k) + dense_suffix(request)
         return KernelChoice("gemm.dense", request.dtype, config)
-    if request.has_bias or request.epilogue != "none":
-        return not_written("gemm", "epilogue", "none for quantised weights", request.epilogue)
+    if request.has_bias:
+        return not_written("gemm", "bias", "none for quantised weights", "a bias")
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
         return _block_scaled(request, device)
+    if request.epilogue != "none":
+        found = f"{request.epilogue} for {form.name}"
+        return not_written("gemm", "epilogue", "none unless both operands are FP8 blocks", found)
     if form.element == "fp8_e4m3fn" and form.activation == "float":
         return _float_activations(request)
     if form.element == "int" and form.activation == "float":
@@ -67,13 +83,16 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
 
 def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
     form, fp8 = request.weight_format, fp8_dtype(device)
+    if request.epilogue == "silu":
+        wanted = "none or silu_gated for FP8 blocks"
+        return not_written("gemm.fp8_block", "epilogue", wanted, request.epilogue)
+    suffix = gated_suffix(request) + "-small" * (size_of(request.tokens.high) == "small")
     if form.group_size == 32 and form.scale_dtype == "ue8m0":
         found = evidence_of("gemm.mxfp8", device, fp8, "weight32")
         if found is not None and found.tier == "native":
-            return KernelChoice("gemm.mxfp8", fp8, "weight32")
+            return KernelChoice("gemm.mxfp8", fp8, f"weight32{suffix}")
     if form.group_size in (32, 128) and form.block_n == form.group_size:
-        few = "-small" if size_of(request.tokens.high) == "small" else ""
-        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}{few}")
+        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}{suffix}")
     return not_written("gemm.fp8_block", "blocks", "32x32 or 128x128", form.name)
 
 

@@ -14,10 +14,10 @@ from hal_kernels.gemm.stream_k_kernels import _gemm_stream_k_kernel, _stream_k_f
 from hal_kernels.gemm.stream_k_schedule import Schedule, stream_k
 from hal_kernels.gemm.stream_k_variants import FIX_UP_ROWS, PROGRAMS_PER_UNIT, tiles_of
 from hal_kernels.gemm.triton_limits import FEW_ROWS, dense_suffix, size_of
+from hal_kernels.gemm.triton_results import EPILOGUES
 from hal_kernels.gemm.triton_variants import configurations
 
 Attempt = Callable[[torch.Tensor, torch.Tensor], bool]
-_EPILOGUES = {"none": 0, "silu": 1, "silu_gated": 2}
 
 
 def bind_stream_k(
@@ -80,7 +80,7 @@ def _launch(
     halves = 2 if request.epilogue == "silu_gated" else 1
     size = 2 * schedule.programs * halves * config["BLOCK_M"] * config["BLOCK_N"]
     part = torch.empty((size,), dtype=torch.float32, device=x.device)
-    form = {"HAS_BIAS": bias is not None, "EPILOGUE": _EPILOGUES[request.epilogue]}
+    form = {"HAS_BIAS": bias is not None, "EPILOGUE": EPILOGUES[request.epilogue]}
     bias_or_any = weight if bias is None else bias
     _gemm_stream_k_kernel[(schedule.programs,)](
         x, weight, bias_or_any, y, part, rows, features, request.k,

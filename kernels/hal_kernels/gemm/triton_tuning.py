@@ -24,7 +24,10 @@ _TABLES = {"plain": "gemm", "bias": "gemm", "gated": "gemm_gated"}
 _FORMATS = {
     ("gemm.fp8_block", "g128"): "fp8_block128_a8",
     ("gemm.fp8_block", "g32"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_block", "g128-gated"): "fp8_block128_a8",
+    ("gemm.fp8_block", "g32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.mxfp8", "weight32"): "fp8_block32_ue8m0_a8",
+    ("gemm.mxfp8", "weight32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.weight_only", "w8"): "int8_channel",
     ("gemm.weight_only", "w4g32"): "int4_g32",
     ("gemm.weight_only", "w4g32-asym"): "int4_g32_asym",
@@ -58,7 +61,11 @@ def _tiles(shape: ShapeClass) -> list[tuple[int, int]]:
 
 
 def _columns(shape: ShapeClass) -> int:
-    return shape.size("n") // (2 if shape.form == "gated" else 1)
+    return shape.size("n") // _halves(shape)
+
+
+def _halves(shape: ShapeClass) -> int:
+    return 2 if shape.form.endswith("gated") else 1
 
 
 def _warps(m: int, n: int) -> int:
@@ -107,7 +114,7 @@ def _fp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]
             "num_warps": warps, "num_stages": stages,
         }
         for m, n in tiles
-        if m * n <= 128 * 128
+        if m * n * _halves(shape) <= 128 * 128
         for warps in (4, 8)
         for stages in _depths(target)
     ]  # fmt: skip
@@ -120,7 +127,7 @@ def _mxfp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int
             "num_warps": warps, "num_stages": stages,
         }
         for m, n in _tiles(shape)
-        if m * n <= 128 * 128
+        if m * n * _halves(shape) <= 128 * 128
         for warps in sorted({4, _warps(m, n)})
         for stages in (2, 3)
     ]  # fmt: skip
@@ -145,15 +152,15 @@ def _fp8_default(target: Target, shape: ShapeClass) -> Default:
 
 
 def _mxfp8_default(target: Target, shape: ShapeClass) -> Default:
-    table = configurations("gemm_mxfp8", target)
-    return Default(config=shape.form, configuration=table[shape.form])
+    name = f"{shape.form}-small" if size_of(shape.rows) == "small" else shape.form
+    return Default(config=name, configuration=configurations("gemm_mxfp8", target)[name])
 
 
 def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
     """Of the product alone, with its float32 parts where K is split."""
     m, n = configuration["BLOCK_M"], configuration["BLOCK_N"]
     columns, k = _columns(shape), shape.size("k")
-    halves = 2 if shape.form == "gated" else 1
+    halves = _halves(shape)
     depth = configuration.get("BLOCK_K", configuration.get("GROUP_K", 64))
     splits = configuration.get("SPLIT_K", 1)
     activation = 1.0 if shape.dtype.startswith("fp8") else 2.0
@@ -210,8 +217,9 @@ def _quantised_call(kernel: str) -> Any:
             if isinstance(value := getattr(packed, field.name), torch.Tensor)
         }
         request = GemmRequest(
-            n=n, k=k, dtype="bfloat16", weight_format=form, tokens=TokenRange(1, shape.rows)
-        )
+            n=n, k=k, dtype="bfloat16", weight_format=form, tokens=TokenRange(1, shape.rows),
+            epilogue="silu_gated" if _halves(shape) == 2 else "none",
+        )  # fmt: skip
         x = torch.randn(shape.rows, k, device=device).to(torch.bfloat16)
         static = {"weight": dataclasses.replace(packed, **moved)}
         return Call(request=request, static=static, args=(x,))
@@ -234,12 +242,14 @@ TUNABLE = (
         call=_dense_call,
     ),
     TunableKernel(
-        kernel="gemm.fp8_block", module=_MODULE, size_names=_SIZES, forms=("g128", "g32"),
+        kernel="gemm.fp8_block", module=_MODULE, size_names=_SIZES,
+        forms=("g128", "g32", "g128-gated", "g32-gated"),
         dtypes=_eight, default=_fp8_default, space=_fp8_space, footprint=_footprint,
         call=_quantised_call("gemm.fp8_block"),
     ),
     TunableKernel(
-        kernel="gemm.mxfp8", module=_MODULE, size_names=_SIZES, forms=("weight32",),
+        kernel="gemm.mxfp8", module=_MODULE, size_names=_SIZES,
+        forms=("weight32", "weight32-gated"),
         dtypes=_eight, default=_mxfp8_default, space=_mxfp8_space, footprint=_footprint,
         call=_quantised_call("gemm.mxfp8"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from hal.errors import BindingError
 from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
 from hal.ops.gemm import GemmRequest, reference
 from hal.ops.low_precision import dequantize_groups, quantize_groups
+from hal.ops.request import TokenRange
+from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernel
+from hal_kernels.gemm.triton_variants import configurations
 
 # Of the largest value of a row: sums of K products of 16-bit values in float32, rounded once.
 TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11 + 1e-5}
@@ -126,6 +130,58 @@ def test_fp8_blocks(shape: tuple[int, int, int], name: str, arch: str) -> None:
     rounded = dequantize_groups(values, scales, element=element, scale_kind=kind)
     exact = rounded.double() @ weight.dequantize().double().T
     assert_close(kernel(x), exact, TOLERANCE["bfloat16"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("fp8_block128_a8", "sm_90"),
+        ("fp8_block128_ue8m0_a8", "sm_120"),
+        ("fp8_block128_a8", "gfx942"),
+        ("fp8_block32_ue8m0_a8", "gfx1201"),
+        ("fp8_block32_ue8m0_a8", "sm_120"),
+        ("fp8_block32_ue8m0_a8", "gfx950"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 65, 256), (19, 200, 384)], ids=["m1", "m19"])
+def test_fp8_blocks_of_a_gated_product(shape: tuple[int, int, int], name: str, arch: str) -> None:
+    """Halves that end inside a block of scales, and rows of any size."""
+    m, n, k = shape
+    form = FORMATS[name]
+    weight = quantize_weight(
+        torch.randn(2 * n, k) / k**0.5 * torch.logspace(-1, 1, 2 * n)[:, None], form
+    )
+    request = request_of(shape, "bfloat16", n=2 * n, weight_format=form, epilogue="silu_gated")
+    x = rows(m, k, torch.bfloat16)
+    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
+    group, kind = int(form.group_size or 0), "ue8m0" if "ue8m0" in name else "float32"
+    values, scales = quantize_groups(x, group_size=group, element=element, scale_kind=kind)
+    rounded = dequantize_groups(values, scales, element=element, scale_kind=kind)
+    gate, up = (rounded.double() @ weight.dequantize().double().T).chunk(2, dim=-1)
+    exact = torch.nn.functional.silu(gate) * up
+    assert_close(
+        triton_gemm.bind(request, gpu(arch), weight=weight)(x), exact, 2 * TOLERANCE["bfloat16"]
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm_120", "sm_100", "gfx950"])
+def test_few_rows_of_scaled_blocks_have_tiles_of_their_own(arch: str) -> None:
+    """A decode of the scaled matrix unit: fewer rows or columns in a tile than a prefill."""
+    device = gpu(arch)
+    for epilogue in ("none", "silu_gated"):
+        request = request_of(
+            (1, 256, 256), "bfloat16", weight_format=FORMATS["fp8_block32_ue8m0_a8"],
+            epilogue=epilogue,
+        )  # fmt: skip
+        few = choose_kernel(dataclasses.replace(request, tokens=TokenRange(1, 16)), device)
+        many = choose_kernel(dataclasses.replace(request, tokens=TokenRange(1, 17)), device)
+        assert isinstance(few, KernelChoice)
+        assert isinstance(many, KernelChoice)
+        assert few.kernel == many.kernel == "gemm.mxfp8"
+        assert few.config == f"{many.config}-small"
+        table = configurations("gemm_mxfp8", triton_gemm.target_of(device))
+        sizes = [table[c.config]["BLOCK_M"] * table[c.config]["BLOCK_N"] for c in (few, many)]
+        assert sizes[0] <= sizes[1] // 2
 
 
 @pytest.mark.parametrize(

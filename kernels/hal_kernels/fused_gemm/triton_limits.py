@@ -1,0 +1,113 @@
+"""Which products the Triton kernels fuse with what follows. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.fused_gemm import FusedGemmRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.gemm.triton_limits import (
+    KernelChoice,
+    choose_kernel,
+    fp8_dtype,
+    gated_suffix,
+    size_of,
+)
+
+_OP = "fused_gemm"
+_NO_FP8 = "sm_80"  # the one architecture for which Triton refuses to
+ROUNDED_GROUPS = (32, 128)  # columns that share a scale, of what a product may store in eight bits
+
+
+def form_of(request: FusedGemmRequest) -> str:
+    """What follows the product, as the names of configurations have it. A gated product has one
+    form whether or not its gate is clamped, one with a residual whether or not it has a bias: the
+    compiled one has both, and so more to do."""
+    parts = [
+        "gated" * (request.epilogue == "silu_gated"),
+        "residual" * request.has_residual,
+        f"rounded{request.out_group_size}" * bool(request.out_group_size),
+    ]
+    return "-".join(filter(None, parts))
+
+
+def choose_kernels(
+    request: FusedGemmRequest, device: DeviceSpec
+) -> tuple[KernelChoice, ...] | Reason:
+    """The kernels that a request launches, in the configuration of the most tokens of its range, or
+    what is not written yet."""
+    product = choose_kernel(request.product(), device)
+    if isinstance(product, Reason):
+        return product
+    missing = _not_fused(request, device)
+    if missing is not None:
+        return missing
+    form, small = form_of(request), size_of(request.tokens.high) == "small"
+    if product.kernel == "gemm.dense":
+        return _dense(request, product.dtype)
+    name = product.kernel.replace("gemm.", f"{_OP}.", 1)
+    if product.kernel in ("gemm.weight_only", "gemm.fp8_weight_only"):
+        if form != "residual":
+            return not_written(name, "what follows", "a residual", form or "nothing")
+        return (KernelChoice(name, product.dtype, product.config),)
+    stem = "weight32" if product.kernel == "gemm.mxfp8" else f"g{request.weight_format.group_size}"
+    return (KernelChoice(name, product.dtype, f"{stem}-{form}{'-small' * small}"),)
+
+
+def _dense(request: FusedGemmRequest, dtype: str) -> tuple[KernelChoice, ...] | Reason:
+    form = form_of(request)
+    if dtype != "bfloat16" and form != "residual":
+        return not_written(f"{_OP}.dense", "dtype", "bfloat16 unless it adds a residual", dtype)
+    size = size_of(request.tokens.high, request.k)
+    if size == "split":
+        parts = KernelChoice("gemm.dense", dtype, size + gated_suffix(request))
+        return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split4-{form}")
+    return (KernelChoice(f"{_OP}.dense", dtype, f"{size}-{form}"),)
+
+
+def _not_fused(request: FusedGemmRequest, device: DeviceSpec) -> Reason | None:
+    """What no kernel does behind any product."""
+    form = form_of(request)
+    if request.has_residual and form != "residual":
+        return not_written(_OP, "what follows", "a residual alone, or none", form)
+    if not form:
+        return not_written(_OP, "what follows", "a gate, a residual or rounding", "nothing")
+    group = request.out_group_size
+    if not group:
+        return None
+    if request.epilogue == "silu":
+        return not_written(_OP, "epilogue", "none or silu_gated before rounding", "silu")
+    if device.arch == _NO_FP8:
+        return Reason(
+            what=f"{_OP}: rounding",
+            required="an instruction set that converts to FP8",
+            found=device.arch,
+            kind=ReasonKind.HARDWARE,
+        )
+    if request.out_dtype != fp8_dtype(device):
+        return not_written(_OP, "out_dtype", fp8_dtype(device), request.out_dtype)
+    own = request.weight_format.group_size
+    allowed = ROUNDED_GROUPS if request.weight_format.is_dense else (own,)
+    if group not in allowed:
+        wanted = " or ".join(map(str, allowed))
+        return not_written(_OP, "out_group_size", wanted, str(group))
+    return None
+
+
+def not_supported_reasons(
+    request: FusedGemmRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
+) -> Sequence[Reason]:
+    """Empty if the machine code of every kernel that serves it is of an allowed tier."""
+    choices = choose_kernels(request, device)
+    if isinstance(choices, Reason):
+        return [choices]
+    return [
+        reason
+        for choice in choices
+        for reason in evidence_reasons(
+            choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
+        )
+    ]

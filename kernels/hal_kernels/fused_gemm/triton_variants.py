@@ -1,0 +1,154 @@
+"""The specialisations of the Triton products with what follows them. Free of torch.
+
+The kernels are those of the package `gemm`, in its configurations. A form is compiled with all that
+it may have to do, so that it stands for those with less: a gate with a clamp, a residual with a
+bias, scales as ue8m0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hal.ops.low_precision import LARGEST
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.gemm.triton_variants import (
+    GATED,
+    PLAIN,
+    SOURCES,
+    configurations,
+    dense_variant,
+    fp8_variant,
+    fp8_weight_variants,
+    split_k_variant,
+    weight_only_variants,
+)
+
+_MODULE = "hal_kernels.gemm.triton_kernels"
+_FP8_WEIGHTS = "hal_kernels.gemm.fp8_weight_kernels"
+# Architectures whose matrix unit multiplies scales of 32 columns in; others take `fp8_block`.
+_SCALED_UNITS = frozenset({"sm_100", "sm_103", "sm_120", "gfx950"})
+_RESIDUAL: dict[str, Any] = {"HAS_RESIDUAL": True}
+_CLAMPED: dict[str, Any] = {**GATED, "CLAMP": 10.0}
+
+
+def _rounded(target: Target, group: int) -> dict[str, Any]:
+    largest = LARGEST[target.fp8_dtype]
+    return {"OUT_GROUP": group, "OUT_LARGEST": largest, "OUT_UE8M0": True}
+
+
+def _converts(target: Target) -> bool:
+    """Without FP8 in the instruction set Triton does not convert to it on NVIDIA."""
+    return target.arch != "sm_80"
+
+
+def _forms(target: Target, groups: Sequence[int]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What may follow a product, by name, as constants."""
+    forms: list[tuple[str, Mapping[str, Any]]] = [
+        ("residual", PLAIN | _RESIDUAL),
+        ("gated", PLAIN | _CLAMPED),
+    ]
+    for group in groups if _converts(target) else ():
+        rounded = _rounded(target, group)
+        forms.append((f"rounded{group}", PLAIN | rounded))
+        forms.append((f"gated-rounded{group}", PLAIN | _CLAMPED | rounded))
+    return forms
+
+
+def dense_table(form: str) -> str:
+    """The table of configurations of a dense product with what follows it."""
+    if "rounded" in form:
+        return "gemm_rounded"
+    return "gemm_gated" if "gated" in form else "gemm"
+
+
+def _dense(target: Target) -> Sequence[KernelVariant]:
+    variants = []
+    for form, after in _forms(target, (32, 128)):
+        for name, given in configurations(dense_table(form), target).items():
+            for dtype in ("bfloat16", "float16") if form == "residual" else ("bfloat16",):
+                # Where K is split this kernel stores parts alone: as that of `gemm.dense`.
+                if name != "split":
+                    config = f"{name}-{form}"
+                    variants.append(
+                        dense_variant(target, dtype, config, given, form == "residual", after)
+                    )
+    return variants
+
+
+def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        split_k_variant(target, f"split4-{form}", 4, after, has_bias=form == "residual")
+        for form, after in _forms(target, (32, 128))
+    )
+
+
+def fp8_table_entry(stem: str, form: str, *, is_small: bool) -> str:
+    """The configuration of an FP8 product: what is not merely added to needs whole groups."""
+    return stem + "-gated" * (form != "residual") + "-small" * is_small
+
+
+def _fp8_block(target: Target) -> Sequence[KernelVariant]:
+    table = configurations("gemm_fp8_block", target)
+    return tuple(
+        fp8_variant(
+            target,
+            f"g{group}-{form}{'-small' * small}",
+            table[fp8_table_entry(f"g{group}", form, is_small=small)],
+            "float32",
+            after,
+        )
+        for group in (128, 32)
+        for form, after in _forms(target, (group,))
+        for small in (False, True)
+    )
+
+
+def _mxfp8(target: Target) -> Sequence[KernelVariant]:
+    if target.arch not in _SCALED_UNITS:
+        return ()
+    table = configurations("gemm_mxfp8", target)
+    return tuple(
+        fp8_variant(
+            target,
+            f"weight32-{form}{'-small' * small}",
+            table[fp8_table_entry("weight32", form, is_small=small)],
+            "uint8",
+            after,
+        )
+        for form, after in _forms(target, (32,))
+        for small in (False, True)
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="fused_gemm.dense", op="fused_gemm", module=_MODULE, function="_gemm_kernel",
+        variants=_dense, uses_matrix_unit=True, sources=SOURCES,
+    ),
+    TritonKernel(
+        name="fused_gemm.split_k_sum", op="fused_gemm", module=_MODULE, function="_split_k_kernel",
+        variants=_sum_of_splits, uses_matrix_unit=False, sources=SOURCES,
+    ),
+    TritonKernel(
+        name="fused_gemm.fp8_block", op="fused_gemm", module=_MODULE,
+        function="_gemm_fp8_block_kernel", variants=_fp8_block, uses_matrix_unit=True,
+        sources=SOURCES,
+    ),
+    TritonKernel(
+        name="fused_gemm.mxfp8", op="fused_gemm", module=_MODULE, function="_gemm_mxfp8_kernel",
+        variants=_mxfp8, uses_matrix_unit=True, sources=SOURCES,
+    ),
+    TritonKernel(
+        name="fused_gemm.weight_only", op="fused_gemm", module=_MODULE,
+        function="_gemm_weight_only_kernel", uses_matrix_unit=True, sources=SOURCES,
+        variants=lambda target: weight_only_variants(target, has_residual=True),
+    ),
+    TritonKernel(
+        name="fused_gemm.fp8_weight_only", op="fused_gemm", module=_FP8_WEIGHTS,
+        function="_gemm_fp8_weight_kernel", uses_matrix_unit=True,
+        variants=lambda target: fp8_weight_variants(target, has_residual=True),
+        sources=(_MODULE, *SOURCES, "hal_kernels.kv_write.packed_rows"),
+    ),
+)  # fmt: skip
