@@ -7,7 +7,7 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TRITON_DTYPES
-from kernel_peers.launches import Launch, Own, Problem, always, no_product, row_kernel
+from kernel_peers.launches import Launch, Problem, always, no_product, row_kernel
 
 ROWS = 512
 WIDTH = 4096
@@ -191,14 +191,8 @@ _ROPE = Problem(
     name="rope",
     what=f"{ROWS} tokens, {_HEADS} + {_KV_HEADS} heads of {_HEAD}, bf16, halves",
     dtype=no_product,
-    own=Own(
-        kernel="rope.rotate",
-        config=lambda _: "d128",
-        dtype=no_product,
-        moves=lambda tiles: _rope_bytes(
-            1, -(-_HEADS // tiles["BLOCK_H"]) - (-_KV_HEADS // tiles["BLOCK_H"])
-        ),
-    ),
+    # As many tokens have a program each, which reads the table once.
+    own=row_kernel("rope.rotate", "d128", _rope_bytes(1, 1)),
     formula="what the loads ask for: heads x 256 B x (reads + 1) + 512 B per reading of the table",
     peers=(
         Launch(

@@ -46,10 +46,11 @@ def _rope_kernel(
     ROTARY_DIM: tl.constexpr, ROTARY_START: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_INVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, block of BLOCK_H heads): the blocks of q, then those of k. BLOCK_R is a power
-    of two of at least ROTARY_DIM / 2. The table has the cosines of a position, then its sines, in
-    float32."""
-    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Program (token, p): of the blocks of BLOCK_H heads, those of q and then those of k, every one
+    whose number is p modulo the programs of a token. One program reads a token's cosines and sines
+    once; as many as there are blocks end soonest. BLOCK_R is a power of two of at least
+    ROTARY_DIM / 2. The table has the cosines of a position, then its sines, in float32."""
+    token, mine, programs = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     half: tl.constexpr = ROTARY_DIM // 2
     query_blocks: tl.constexpr = (NUM_HEADS + BLOCK_H - 1) // BLOCK_H
     pairs = tl.arange(0, BLOCK_R)
@@ -58,13 +59,15 @@ def _rope_kernel(
     sin = tl.load(row + half + pairs, mask=pairs < half, other=0.0).to(tl.float32)[None, :]
     if IS_INVERSE:
         sin = -sin
-    if block < query_blocks:
+    for first in range(mine * BLOCK_H, NUM_HEADS, programs * BLOCK_H):
         _rotate(
-            q_THD_ptr + token * stride_q + ROTARY_START, block * BLOCK_H, cos, sin,
+            q_THD_ptr + token * stride_q + ROTARY_START, first, cos, sin,
             NUM_HEADS, HEAD_DIM, ROTARY_DIM, BLOCK_H, BLOCK_R, IS_INTERLEAVED,
         )  # fmt: skip
-    else:
-        _rotate(
-            k_TKD_ptr + token * stride_k + ROTARY_START, (block - query_blocks) * BLOCK_H, cos, sin,
-            NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, BLOCK_H, BLOCK_R, IS_INTERLEAVED,
-        )  # fmt: skip
+    if NUM_KV_HEADS > 0:
+        next_block = (mine + programs * query_blocks - query_blocks) % programs
+        for first in range(next_block * BLOCK_H, NUM_KV_HEADS, programs * BLOCK_H):
+            _rotate(
+                k_TKD_ptr + token * stride_k + ROTARY_START, first, cos, sin,
+                NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, BLOCK_H, BLOCK_R, IS_INTERLEAVED,
+            )  # fmt: skip

@@ -7,43 +7,57 @@ from collections.abc import Sequence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
+# Tokens from which on a program each fills a device; fewer are spread over more programs.
+MANY_TOKENS = 512
+_THREAD_PAIRS = 8  # 16 bytes of each half
+_MOST_PAIRS = 2048  # of a block: 32 heads of 128
 
-def program_pairs(warp_size: int) -> int:
-    """Pairs of a program: 16 bytes a thread of each half, by four warps."""
-    return 32 * warp_size
+
+def head_block(heads: int, pairs: int, warp_size: int) -> tuple[int, int]:
+    """(heads, warps) of a block, for so many heads of so many pairs each, a power of two."""
+    padded = 1 << (heads - 1).bit_length()
+    block = min(padded, max(1, _MOST_PAIRS // pairs))
+    return block, max(1, min(_MOST_PAIRS, block * pairs) // (_THREAD_PAIRS * warp_size))
 
 
 def _rope(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        KernelVariant(
-            dtype="",
-            config=config,
-            pointers={
-                "q_THD_ptr": "bfloat16",
-                "k_TKD_ptr": "bfloat16",
-                "positions_T_ptr": "int64",
-                "table_PR_ptr": "float32",
-            },
-            scalars={"stride_q": "i32", "stride_k": "i32"},
-            divisible=frozenset({"stride_q", "stride_k"}),
-            constants={
-                "NUM_HEADS": 32,
-                "NUM_KV_HEADS": 8,
-                "HEAD_DIM": head_dim,
-                "ROTARY_DIM": rotary,
-                "ROTARY_START": head_dim - rotary,
-                "BLOCK_H": program_pairs(target.warp_size) // (rotary // 2),
-                "BLOCK_R": rotary // 2,
-                "IS_INTERLEAVED": interleaved,
-                "IS_INVERSE": inverse,
-            },
-        )
+        _variant(target, config, head_dim, rotary, IS_INTERLEAVED=interleaved, IS_INVERSE=inverse)
         for config, head_dim, rotary, interleaved, inverse in (
             ("d64", 64, 64, False, False),
             ("d128", 128, 128, False, False),
             ("d512-tail64", 512, 64, True, False),
             ("d512-tail64-inverse", 512, 64, True, True),
         )
+    )
+
+
+def _variant(
+    target: Target, config: str, head_dim: int, rotary: int, **style: bool
+) -> KernelVariant:
+    block, warps = head_block(32, rotary // 2, target.warp_size)
+    return KernelVariant(
+        dtype="",
+        config=config,
+        pointers={
+            "q_THD_ptr": "bfloat16",
+            "k_TKD_ptr": "bfloat16",
+            "positions_T_ptr": "int64",
+            "table_PR_ptr": "float32",
+        },
+        scalars={"stride_q": "i32", "stride_k": "i32"},
+        divisible=frozenset({"stride_q", "stride_k"}),
+        constants={
+            "NUM_HEADS": 32,
+            "NUM_KV_HEADS": 8,
+            "HEAD_DIM": head_dim,
+            "ROTARY_DIM": rotary,
+            "ROTARY_START": head_dim - rotary,
+            "BLOCK_H": block,
+            "BLOCK_R": rotary // 2,
+            **style,
+        },
+        num_warps=warps,
     )
 
 

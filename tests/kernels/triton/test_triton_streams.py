@@ -48,6 +48,20 @@ def assert_rounded(found: torch.Tensor, exact: torch.Tensor, dtype: str) -> None
 )  # fmt: skip
 @pytest.mark.parametrize("tokens", [0, 1, 7])
 def test_rope(dtype: str, heads: tuple[int, int], fields: dict[str, Any], tokens: int) -> None:
+    assert_rotated(dtype, heads, fields, tokens)
+
+
+@pytest.mark.parametrize("many", [3, 4])
+@pytest.mark.parametrize("heads", [(35, 33), (33, 0)])
+def test_rope_of_several_blocks_of_heads(
+    heads: tuple[int, int], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block a program of its own, or all of a token one program's."""
+    monkeypatch.setattr(triton_rope, "MANY_TOKENS", many)
+    assert_rotated("bfloat16", heads, {"head_dim": 128, "rotary_dim": 128}, 3)
+
+
+def assert_rotated(dtype: str, heads: tuple[int, int], fields: dict[str, Any], tokens: int) -> None:
     torch_dtype: torch.dtype = getattr(torch, dtype)
     request = RopeRequest(num_heads=heads[0], num_kv_heads=heads[1], dtype=dtype, **fields)
     angles = torch.rand(50, request.rotary_dim // 2) * 6.28
