@@ -52,32 +52,36 @@ def _grouped_gemm_kernel(
     BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """y = epilogue(x @ w[expert].T), accumulated in float32. Program (row tile, column tile); N is
-    the number of columns of y: gated weights have rows [0, N) for the gate, [N, 2N) for up."""
+    the number of columns of y: gated weights have rows [0, N) for the gate, [N, 2N) for up.
+
+    Within a tile offsets are of 32 bits, from pointers to its first row: pointers to every row
+    would take twice the registers.
+    """
     expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
     if first >= end:
         return
-    offs_m = first + tl.arange(0, BLOCK_M)
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
-    rows, cols = offs_m < end, offs_n < N
-    weight = w_ENK_ptr + expert.to(tl.int64) * stride_we
-    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
-    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * stride_wn
-    up_ptrs = weight + (offs_n + N).to(tl.int64)[:, None] * stride_wn
+    first_n = tl.program_id(1) * BLOCK_N
+    offs_m, offs_n, offs_k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    rows, cols = offs_m < (end - first).to(tl.int32), offs_n < N - first_n
+    x_tile_ptr = x_MK_ptr + first.to(tl.int64) * stride_xm
+    w_tile_ptr = w_ENK_ptr + expert.to(tl.int64) * stride_we + first_n.to(tl.int64) * stride_wn
+    up_tile_ptr = w_tile_ptr + tl.cast(N, tl.int64) * stride_wn
+    x_offs = offs_m[:, None] * stride_xm + offs_k[None, :]
+    w_offs = offs_n[:, None] * stride_wn + offs_k[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        at_k = step * BLOCK_K + offs_k
-        inside = at_k[None, :] < K
-        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & inside, other=0.0)
-        w = tl.load(w_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+    for at in range(0, K, BLOCK_K):
+        inside = offs_k[None, :] < K - at
+        x = tl.load(x_tile_ptr + at + x_offs, mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_tile_ptr + at + w_offs, mask=cols[:, None] & inside, other=0.0)
         acc = tl.dot(x, tl.trans(w), acc)
         if IS_GATED:
-            w_up = tl.load(up_ptrs + at_k[None, :], mask=cols[:, None] & inside, other=0.0)
+            w_up = tl.load(up_tile_ptr + at + w_offs, mask=cols[:, None] & inside, other=0.0)
             up = tl.dot(x, tl.trans(w_up), up)
-    y = _activated(acc, up, IS_GATED, CLAMP)
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+    y = _activated(acc, up, IS_GATED, CLAMP).to(y_MN_ptr.dtype.element_ty)
+    y_tile_ptr = y_MN_ptr + first.to(tl.int64) * stride_ym + first_n
+    y_offs = offs_m[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_tile_ptr + y_offs, y, mask=rows[:, None] & cols[None, :])
 
 
 @triton.jit
@@ -88,38 +92,46 @@ def _grouped_gemm_fp8_kernel(
     GROUP_K: tl.constexpr, SCALE_N: tl.constexpr, IS_GATED: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
     """As `_grouped_gemm_kernel` for FP8 with float32 scales: of x per row and GROUP_K columns, of w
-    [E, rows / SCALE_N, K / GROUP_K]. Each group's product is scaled into the accumulator."""
+    [E, rows / SCALE_N, K / GROUP_K]. Each group's product is scaled into the accumulator; where a
+    tile's columns share a scale of w, that is one value, multiplied into those of the rows."""
     expert, first, end = _expert_tile(offsets_E_ptr, tl.program_id(0), E, BLOCK_E, BLOCK_M)
     if first >= end:
         return
-    offs_m = first + tl.arange(0, BLOCK_M)
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, GROUP_K)
-    rows, cols = offs_m < end, offs_n < N
-    weight = w_ENK_ptr + expert.to(tl.int64) * stride_we
+    first_n = tl.program_id(1) * BLOCK_N
+    offs_m, offs_n, offs_k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, GROUP_K)
+    rows, cols = offs_m < (end - first).to(tl.int32), offs_n < N - first_n
+    x_tile_ptr = x_MK_ptr + first.to(tl.int64) * stride_xm
+    w_tile_ptr = w_ENK_ptr + expert.to(tl.int64) * stride_we + first_n.to(tl.int64) * stride_wn
+    up_tile_ptr = w_tile_ptr + tl.cast(N, tl.int64) * stride_wn
+    x_offs = offs_m[:, None] * stride_xm + offs_k[None, :]
+    w_offs = offs_n[:, None] * stride_wn + offs_k[None, :]
+    xs_ptrs = x_scale_MG_ptr + (first.to(tl.int64) + offs_m) * stride_xs
     scales = w_scale_ptr + expert.to(tl.int64) * stride_wse
-    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm + offs_k[None, :]
-    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
-    up_ptrs = weight + (offs_n + N).to(tl.int64)[:, None] * stride_wn + offs_k[None, :]
-    xs_ptrs = x_scale_MG_ptr + offs_m.to(tl.int64) * stride_xs
-    ws_ptrs = scales + (offs_n // SCALE_N).to(tl.int64) * stride_wsn
-    us_ptrs = scales + ((offs_n + N) // SCALE_N).to(tl.int64) * stride_wsn
+    ws_ptr = scales + (first_n // SCALE_N).to(tl.int64) * stride_wsn
+    ws_ptrs = scales + ((first_n + offs_n) // SCALE_N).to(tl.int64) * stride_wsn
+    us_ptrs = scales + ((N + first_n + offs_n) // SCALE_N).to(tl.int64) * stride_wsn
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for group in range(tl.cdiv(K, GROUP_K)):
-        inside = (group * GROUP_K + offs_k)[None, :] < K
-        x = tl.load(x_ptrs + group * GROUP_K, mask=rows[:, None] & inside, other=0.0)
-        w = tl.load(w_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
-        x_scale = tl.load(xs_ptrs + group, mask=rows, other=0.0)[:, None]
-        w_scale = tl.load(ws_ptrs + group, mask=cols, other=0.0)[None, :]
-        acc += tl.dot(x, tl.trans(w)) * x_scale * w_scale
+        at = group * GROUP_K
+        inside = offs_k[None, :] < K - at
+        x = tl.load(x_tile_ptr + at + x_offs, mask=rows[:, None] & inside, other=0.0)
+        w = tl.load(w_tile_ptr + at + w_offs, mask=cols[:, None] & inside, other=0.0)
+        x_scale = tl.load(xs_ptrs + group, mask=rows, other=0.0)
+        if SCALE_N % BLOCK_N == 0:
+            acc += tl.dot(x, tl.trans(w)) * (x_scale * tl.load(ws_ptr + group))[:, None]
+        else:
+            w_scale = tl.load(ws_ptrs + group, mask=cols, other=0.0)
+            acc += tl.dot(x, tl.trans(w)) * x_scale[:, None] * w_scale[None, :]
         if IS_GATED:
-            w_up = tl.load(up_ptrs + group * GROUP_K, mask=cols[:, None] & inside, other=0.0)
-            u_scale = tl.load(us_ptrs + group, mask=cols, other=0.0)[None, :]
-            up += tl.dot(x, tl.trans(w_up)) * x_scale * u_scale
-    y = _activated(acc, up, IS_GATED, CLAMP)
-    y_ptrs = y_MN_ptr + offs_m.to(tl.int64)[:, None] * stride_ym + offs_n[None, :]
-    tl.store(y_ptrs, y.to(y_MN_ptr.dtype.element_ty), mask=rows[:, None] & cols[None, :])
+            # Rows of up begin at N, which need not be where a block of scales begins.
+            w_up = tl.load(up_tile_ptr + at + w_offs, mask=cols[:, None] & inside, other=0.0)
+            u_scale = tl.load(us_ptrs + group, mask=cols, other=0.0)
+            up += tl.dot(x, tl.trans(w_up)) * x_scale[:, None] * u_scale[None, :]
+    y = _activated(acc, up, IS_GATED, CLAMP).to(y_MN_ptr.dtype.element_ty)
+    y_tile_ptr = y_MN_ptr + first.to(tl.int64) * stride_ym + first_n
+    y_offs = offs_m[:, None] * stride_ym + offs_n[None, :]
+    tl.store(y_tile_ptr + y_offs, y, mask=rows[:, None] & cols[None, :])
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 _MODULE = "hal_kernels.grouped_gemm.triton"
 _SIZES = ("experts", "k", "n")
 _CHOSEN = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+_DENSE_DEPTHS = {True: (32, 64, 128), False: (32, 64)}  # columns of a step, of few rows and of more
 _FORMATS = {"g128": "fp8_block128_a8", "g32": "fp8_block32_ue8m0_a8"}
 
 
@@ -81,13 +82,15 @@ def _space(kind: str) -> Any:
         rows = (64,) if needs_64 and few else (16,) if few else (64, 128) if needs_64 else (32, 64)
         depths = (2,) if target.backend == "hip" else (2, 3, 4) if kind != "mxfp4" else (2, 3)
         columns = (32, 64) if _is_gated(shape) else (32, 64, 128)
+        warps = (2, 4, 8) if few and kind == "dense" else (2, 4) if few else (4, 8)
+        tiles_of = [(m, n, w) for m in rows for n in columns for w in warps]
+        if kind == "dense" and not few and not _is_gated(shape):
+            tiles_of += [(m, 256, w) for m in rows for w in (8, 16)]
         return [
-            {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
+            {"BLOCK_M": m, "BLOCK_N": n, "num_warps": w, "num_stages": stages}
             | ({"BLOCK_K": k} if kind == "dense" else {})
-            for m in rows
-            for n in columns
-            for k in ((64, 128) if kind == "dense" and few else (64,))
-            for warps in ((2, 4) if few else (4, 8))
+            for m, n, w in tiles_of
+            for k in (_DENSE_DEPTHS[few] if kind == "dense" else (64,))
             for stages in depths
         ]
 

@@ -40,13 +40,11 @@ def tiles(
         "num_stages": stages,
     }
     is_tall = rows > FEW_ROWS and not is_gated
-    is_cuda, is_cdna = target.backend == "cuda", target.arch.startswith("gfx9")
-    if is_tall and ((is_cuda and group == 128) or ((is_cuda or is_cdna) and kind == "dense")):
+    if kind == "dense":
+        return base | _dense_tiles(target, is_few=few, is_tall=is_tall)
+    if is_tall and group == 128 and (target.backend == "cuda" or target.arch.startswith("gfx9")):
         # Twice the columns for the same rows: a quarter less is read, by as many registers.
         base |= {"BLOCK_N": 128, "num_warps": 8}
-    if kind == "dense":
-        is_rdna = target.backend == "hip" and target.warp_size == 32
-        return base | {"BLOCK_K": 32 if is_rdna and not few else 64}
     if kind == "mxfp4":
         is_scaled = target.arch in _SCALED_UNITS
         is_wide = is_gated and not few  # two accumulators of 64 rows
@@ -59,6 +57,25 @@ def tiles(
             "num_stages": 2,
         }
     return base
+
+
+def _dense_tiles(target: Target, *, is_few: bool, is_tall: bool) -> dict[str, Any]:
+    """What differs from the other kinds. Of few rows more warps wait for the same tile. A tall tile
+    has 256 columns and as many more warps: the rows are read a quarter as often as by 64."""
+    is_cuda = target.backend == "cuda"
+    depth = {"BLOCK_K": 32 if not is_cuda and target.warp_size == 32 else 64}
+    if is_few:
+        return depth | {"num_warps": 8 if is_cuda else 4}
+    if not is_tall:
+        return depth
+    if target.arch in ("sm_100", "sm_103"):
+        # Of 256 columns the tensor memory holds two blocks, of eight warps each and no more.
+        return depth | {"BLOCK_N": 128, "num_warps": 8}
+    wide = {"BLOCK_N": 256, "num_warps": 16}
+    if not is_cuda:
+        return wide | {"BLOCK_K": 32}
+    # wgmma reads all buffers of the loop where they are, mma.sync one less than there are stages.
+    return depth | wide | {"num_stages": 2 if target.arch == "sm_90" else 3}
 
 
 def _variant(target: Target, kind: str, config: str, rows: int, **fields: Any) -> KernelVariant:

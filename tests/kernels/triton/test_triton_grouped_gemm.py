@@ -70,7 +70,7 @@ def assert_close(found: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @EPILOGUES
-@pytest.mark.parametrize(("n", "k"), [(130, 96), (48, 70)])
+@pytest.mark.parametrize(("n", "k"), [(130, 96), (48, 70), (300, 64)])
 def test_dense(n: int, k: int, epilogue: str, clamp: float) -> None:
     x, offsets = inputs(k)
     weight = (torch.randn(len(ROWS), n, k) / k**0.5).bfloat16()
@@ -85,11 +85,17 @@ def test_dense(n: int, k: int, epilogue: str, clamp: float) -> None:
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
 @pytest.mark.parametrize(
-    "name", ["fp8_block128_a8", "fp8_block128_ue8m0_a8", "fp8_block32_ue8m0_a8"]
+    ("name", "n"),
+    [
+        ("fp8_block128_a8", 256),  # a gated weight's halves begin at whole blocks
+        ("fp8_block128_a8", 320),  # the second half begins within one
+        ("fp8_block128_ue8m0_a8", 256),
+        ("fp8_block32_ue8m0_a8", 256),
+    ],
 )
-def test_fp8_blocks(name: str, epilogue: str, arch: str) -> None:
+def test_fp8_blocks(name: str, n: int, epilogue: str, arch: str) -> None:
     clamp = CLAMP if epilogue == "silu_gated" and name == "fp8_block128_a8" else 0.0
-    n, k = 256, 256  # a gated weight's halves begin at whole blocks
+    k = 256
     form = FORMATS[name]
     x, offsets = inputs(k)
     experts = [quantize_weight(torch.randn(n, k) / k**0.5, form) for _ in ROWS]
