@@ -18,12 +18,12 @@ from hal.ops.formats import QuantizedWeight
 from hal_kernels.cpu_launch import Stage, StagedLaunch, bind_stages
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_float import (
-    FloatKernel,
     batch_block_rows,
     compile_batch_worker,
     compile_direct_worker,
     direct_block_rows,
 )
+from hal_kernels.gemm.jit_float_weights import FloatKernel
 from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.pack_rows import pack_rows_worker
