@@ -16,6 +16,7 @@ from hal_kernels.mla_attention.triton_kernels import _mla_attention_kernel
 from hal_kernels.mla_attention.triton_variants import (
     SPLIT_KEYS,
     chunks,
+    count_splits,
     is_wide,
     tiles,
     wide_tiles,
@@ -35,7 +36,8 @@ def bind(
     if is_wide(device.arch, request.num_heads, request.rope_dim):
         attend, options = _mla_attention_wide_kernel, wide_tiles(request.kv_format)
     else:
-        attend, options = _mla_attention_kernel, tiles(target_of(device), request.kv_format)
+        attend = _mla_attention_kernel
+        options = tiles(target_of(device), request.kv_format, request.num_heads)
     constants = {
         "HEADS": request.num_heads,
         "RANK": request.kv_lora_rank,
@@ -52,6 +54,7 @@ def bind(
         **chunks(request.kv_lora_rank, options["CHUNK"]),
     }
     heads, rank = request.num_heads, request.kv_lora_rank
+    units = int(device.attributes.get("compute_units", 0))
     merge = {"WIDTH": rank, "BLOCK_L": max(16, triton.next_power_of_2(rank)), "HAS_SINKS": False}
 
     def kernel(
@@ -63,7 +66,7 @@ def bind(
         tokens, is_whole = q.shape[0], constants["IS_WHOLE"]
         out = q.new_empty((tokens, heads * rank))
         keys = request.top_k or meta.max_seq_len
-        splits = 1 if is_whole else max(1, -(-keys // SPLIT_KEYS))
+        splits = 1 if is_whole else count_splits(keys, heads, options, units)
         blocks = -(-heads // options["BLOCK_H"])
         grid = (meta.max_query_len * splits, blocks, meta.seq_lens.shape[0])
         if not tokens or not min(grid):

@@ -43,6 +43,20 @@ def _latent_chunk(
 
 
 @triton.jit
+def split_bounds(
+    end, split, num_splits, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """First key of a split and the one behind its last, of keys up to `end`.
+
+    Splits are of SPLIT keys, or of more where so many splits would not hold all: which depends on
+    the query's own keys alone, so its result does not depend on the rest of the batch.
+    """
+    steps = tl.maximum(SPLIT // BLOCK_N, tl.cdiv(tl.cdiv(end, num_splits), BLOCK_N))
+    each = steps * BLOCK_N
+    return split * each, tl.minimum(end, (split + 1) * each)
+
+
+@triton.jit
 def _mla_attention_kernel(
     q_TD_ptr, rows_ptr, scales_ptr, tails_ptr, indices_TK_ptr,
     out_ptr, peak_THS_ptr, total_THS_ptr, starts_B_ptr, lengths_B_ptr, table_BW_ptr,
@@ -54,9 +68,8 @@ def _mla_attention_kernel(
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr,
     IS_PACKED: tl.constexpr, IS_WHOLE: tl.constexpr, RELOADS_Q: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of a sequence and split of SPLIT keys, block of heads, sequence).
+    """Program (query of a sequence and split of its keys, block of heads, sequence).
 
-    Splits are of a fixed size, so that a query's result does not depend on the rest of the batch.
     IS_WHOLE: one program sees all keys of a query and writes out[T, HEADS * RANK]; otherwise
     out_ptr is part[T, H, S, L]. TOP_K 0: all positions are keys. Offsets of scales and tails are
     in elements of their pointers.
@@ -76,7 +89,7 @@ def _mla_attention_kernel(
     if TOP_K > 0:
         end = TOP_K
     if not IS_WHOLE:
-        first, end = split * SPLIT, tl.minimum(end, (split + 1) * SPLIT)
+        first, end = split_bounds(end, split, num_splits, SPLIT, BLOCK_N)
     token = (start + query).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     heads = head < HEADS

@@ -9,7 +9,7 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.mla_attention.triton_variants import is_wide
+from hal_kernels.mla_attention.triton_variants import config_of, is_wide
 
 _KERNEL = "mla_attention.paged"
 _WIDEST = 512, 64  # latent and rotary values of a row: what the stored machine code holds
@@ -34,13 +34,17 @@ def not_supported_reasons(
                 kind=ReasonKind.ARGUMENT,
             )
         ]
-    phase = "decode" if request.phase == "decode" else "prefill"
-    form = "sparse" if request.top_k else "dense"
     is_of_64 = is_wide(device.arch, request.num_heads, request.rope_dim)
+    config = config_of(
+        request.kv_format,
+        is_sparse=bool(request.top_k),
+        phase="decode" if request.phase == "decode" else "prefill",
+        heads=16 if is_of_64 else request.num_heads,
+    )
     return evidence_reasons(
         "mla_attention.wide" if is_of_64 else _KERNEL,
         device,
         dtype="bfloat16",
-        config=f"{request.kv_format}-{form}-{phase}",
+        config=config,
         allowed=allowed,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hal_kernels.aot.targets import Target
@@ -11,7 +11,8 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 _MODULE = "hal_kernels.mla_attention.triton_kernels"
 SHARED_ROWS = "hal_kernels.mla_attention.shared_rows"
 PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
-SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
+SPLIT_KEYS = 512  # least keys of one split of a decode: what its programs share out
+_UNKNOWN_UNITS = 128  # multiprocessors where nobody says how many there are
 
 
 def chunks(columns: int, most: int) -> dict[str, int]:
@@ -21,29 +22,54 @@ def chunks(columns: int, most: int) -> dict[str, int]:
     return {"CHUNK": size, "CHUNKS": padded // size}
 
 
-def tiles(target: Target, kv_format: str) -> dict[str, Any]:
-    """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
-    that are unpacked pass through them too."""
-    is_packed = kv_format != "bf16"
+def block_heads(kv_format: str, heads: int) -> int:
+    """Heads that share a program, and each row that it reads: 32 where there are as many, as the
+    sums of 32 take no more registers a thread than those of 16 by half as many warps. Rows that are
+    unpacked pass through the registers too, and leave room for 16."""
+    return 32 if kv_format == "bf16" and heads > 16 else 16
+
+
+def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
+    """Tile sizes and launch options of a kernel of so many heads, chosen so that nothing spills:
+    see the evidence."""
+    is_packed, rows = kv_format != "bf16", block_heads(kv_format, heads)
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
         chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
         return {
-            "BLOCK_H": 16,
+            "BLOCK_H": rows,
             "CHUNK": 512 if is_cdna and not is_packed else chunk,
-            "BLOCK_N": 32 if is_cdna and not is_packed else 16,
+            "BLOCK_N": 32 if is_cdna and not is_packed and rows == 16 else 16,
             "RELOADS_Q": not is_cdna,
             "num_warps": 4 if is_cdna else 8,
             "num_stages": 1,
         }
     return {
-        "BLOCK_H": 16,
+        "BLOCK_H": rows,
         "CHUNK": 512,
         "BLOCK_N": 16 if is_packed else 32,
         "RELOADS_Q": False,
-        "num_warps": 8 if is_packed else 4,
+        "num_warps": 8 if is_packed or rows > 16 else 4,
         "num_stages": 2,
     }
+
+
+def count_splits(keys: int, heads: int, options: Mapping[str, Any], units: int) -> int:
+    """Splits that a decode of at most so many keys is launched with: each of SPLIT_KEYS, until the
+    programs of one sequence alone are eight warps for each of the device's `units` (0: not known).
+    More would fill it no better, and their sums are written, read and merged one after the other.
+
+    It depends on what a batch may have at most, and on nothing in it: a captured graph stays right.
+    """
+    blocks = -(-heads // options["BLOCK_H"])
+    most: int = -(-8 * (units or _UNKNOWN_UNITS) // (options["num_warps"] * blocks))
+    return max(1, min(most, -(-keys // SPLIT_KEYS)))
+
+
+def config_of(kv_format: str, *, is_sparse: bool, phase: str, heads: int) -> str:
+    """Name of the variant that a call of so many heads runs, but for those of `is_wide`."""
+    name = f"{kv_format}-{'sparse' if is_sparse else 'dense'}-{phase}"
+    return name + ("-h32" if block_heads(kv_format, heads) > 16 else "")
 
 
 def is_wide(arch: str, heads: int, rope_dim: int) -> bool:
@@ -65,7 +91,9 @@ def wide_tiles(kv_format: str) -> dict[str, Any]:
     }
 
 
-def _variant(kv_format: str, phase: str, options: dict[str, Any], *, top_k: int) -> KernelVariant:
+def _variant(
+    config: str, kv_format: str, phase: str, options: dict[str, Any], *, top_k: int
+) -> KernelVariant:
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     is_packed, is_whole = kv_format == "fp8_656", phase == "prefill"
     integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr", "indices_TK_ptr")
@@ -81,7 +109,7 @@ def _variant(kv_format: str, phase: str, options: dict[str, Any], *, top_k: int)
         divisible |= {"stride_tail_page", "stride_tail_row", "tail_start"}
     return KernelVariant(
         dtype="bfloat16",
-        config=f"{kv_format}-{'sparse' if top_k else 'dense'}-{phase}",
+        config=config,
         pointers={
             "q_TD_ptr": "bfloat16",
             "rows_ptr": "uint8" if is_packed else "bfloat16",
@@ -121,19 +149,25 @@ _FORMS = tuple(
 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
-    return tuple(
-        _variant(kv_format, phase, tiles(target, kv_format), top_k=top_k)
-        for kv_format, phase, top_k in _FORMS
-    )
+    named = {}
+    for heads in (16, 128):
+        for kv_format, phase, top_k in _FORMS:
+            config = config_of(kv_format, is_sparse=bool(top_k), phase=phase, heads=heads)
+            options = tiles(target, kv_format, heads)
+            named[config] = _variant(config, kv_format, phase, options, top_k=top_k)
+    return tuple(named.values())
 
 
 def _wide(target: Target) -> Sequence[KernelVariant]:
     if not is_wide(target.arch, 64, 64):
         return ()
     return tuple(
-        _variant(kv_format, phase, wide_tiles(kv_format), top_k=top_k)
+        _variant(
+            config_of(kv_format, is_sparse=bool(top_k), phase=phase, heads=16),
+            kv_format, phase, wide_tiles(kv_format), top_k=top_k,
+        )
         for kv_format, phase, top_k in _FORMS
-    )
+    )  # fmt: skip
 
 
 def merge_variant(config: str, *, width: int, has_sinks: bool) -> KernelVariant:

@@ -17,7 +17,7 @@ from hal_kernels.mla_attention.shared_rows import (
     store_heads,
     weighted_sums,
 )
-from hal_kernels.mla_attention.triton_kernels import _latent_chunk
+from hal_kernels.mla_attention.triton_kernels import _latent_chunk, split_bounds
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _mla_attention_wide_kernel(
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr,
     IS_PACKED: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Program (query of a sequence and split of SPLIT keys, block of heads, sequence); arguments
+    """Program (query of a sequence and split of its keys, block of heads, sequence); arguments
     as of `_mla_attention_kernel`. HEADS is a multiple of BLOCK_H, and ROPE is not 0."""
     query = tl.program_id(0) // num_splits
     split = tl.program_id(0) % num_splits
@@ -49,7 +49,7 @@ def _mla_attention_wide_kernel(
     if TOP_K > 0:
         end = TOP_K
     if not IS_WHOLE:
-        first, end = split * SPLIT, tl.minimum(end, (split + 1) * SPLIT)
+        first, end = split_bounds(end, split, num_splits, SPLIT, BLOCK_N)
     token = (start + query).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     heads = head < HEADS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +10,30 @@ import torch
 
 import hal_kernels.mla_attention.triton as triton_mla
 from gpu_devices import gpu
+from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata
 from hal.ops.mla_attention import MlaAttentionRequest, reference
+from hal_kernels.aot.catalogue import find_kernel
+from hal_kernels.aot.limits import evidence_asked
+from hal_kernels.aot.targets import TARGETS, find_target
+from hal_kernels.mla_attention.triton_limits import not_supported_reasons
+from hal_kernels.mla_attention.triton_variants import count_splits, is_wide, tiles, wide_tiles
 from sparse_cases import index_lists, metadata, paged_rows
 
 # Heads, latent and rotary values of a row, rows of a page.
-SHAPES = {"small": (5, 32, 16, 16), "no-rope": (17, 24, 0, 16), "v3": (3, 512, 64, 64)}
+SHAPES = {
+    "small": (5, 32, 16, 16),
+    "no-rope": (17, 24, 0, 16),
+    "v3": (3, 512, 64, 64),
+    "two-of-32": (40, 48, 16, 16),  # 32 heads a program, and 8 in the last one
+    "v3-of-32": (33, 512, 64, 64),
+}
 WIDE = {
     "wide": (64, 512, 64, 64),
     "wide-48": (64, 48, 16, 16),
     "wide-of-two": (128, 24, 16, 16),
 }  # 64 heads a program
+SM_90 = find_target("sm_90")
 # Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
 TOLERANCE = 2.0**-7
 
@@ -41,7 +55,7 @@ def request_of(shape: str, phase: str, **fields: Any) -> MlaAttentionRequest:
 def check(
     request: MlaAttentionRequest,
     lengths: list[tuple[int, int]],
-    arch: str = "sm_90",
+    on: str | DeviceSpec = "sm_90",
     **options: Any,
 ) -> None:
     """Compares one batch of (context with the new tokens, new tokens)."""
@@ -52,7 +66,8 @@ def check(
     tokens = sum(new for _, new in lengths)
     q = torch.randn(tokens, request.num_heads * request.row_dim + 32).bfloat16()[:, 16:-16]
     lists = index_lists(lengths, request.top_k) if request.top_k else None
-    found = triton_mla.bind(request, gpu(arch), scale=0.1)(q, cache, meta, lists)
+    device = gpu(on) if isinstance(on, str) else on
+    found = triton_mla.bind(request, device, scale=0.1)(q, cache, meta, lists)
     wide = cache.double() if request.kv_format == "bf16" else cache
     exact = reference(request, scale=0.1)(q.double(), wide, meta, lists)
     assert found.dtype == torch.bfloat16
@@ -62,7 +77,8 @@ def check(
 
 @pytest.mark.parametrize("top_k", [0, 64])
 @pytest.mark.parametrize(
-    ("shape", "kv_format"), [("small", "bf16"), ("no-rope", "bf16"), ("v3", "fp8_656")]
+    ("shape", "kv_format"),
+    [("small", "bf16"), ("no-rope", "bf16"), ("two-of-32", "bf16"), ("v3", "fp8_656")],
 )
 def test_decode_and_prefill(shape: str, kv_format: str, top_k: int) -> None:
     fields = {"kv_format": kv_format, "top_k": top_k}
@@ -88,6 +104,35 @@ def test_programs_of_64_heads_in_more_than_one_split() -> None:
 def test_more_than_one_split() -> None:
     check(request_of("small", "decode"), [(1030, 1), (3, 1), (512, 1)])
     check(request_of("small", "decode", top_k=576), [(700, 1), (30, 1)])
+    check(request_of("two-of-32", "decode"), [(515, 1), (3, 1)])
+
+
+@pytest.mark.parametrize("shape", ["small", "wide-of-two"])
+def test_splits_that_fill_a_device_are_not_exceeded(shape: str) -> None:
+    """Two splits at most, here: the longest sequence has splits of more than 512 keys."""
+    small = small_device(shape, splits=2)
+    check(request_of(shape, "decode"), [(1237, 1), (3, 1), (1100, 2), (520, 1)], small)
+    check(request_of(shape, "decode", top_k=1088), [(1200, 1), (30, 1)], small)
+
+
+def small_device(shape: str, splits: int) -> DeviceSpec:
+    """Of as many multiprocessors as one sequence of the shape fills with so many splits."""
+    heads, _, rope, _ = (SHAPES | WIDE)[shape]
+    options = wide_tiles("bf16") if is_wide("sm_90", heads, rope) else tiles(SM_90, "bf16", heads)
+    blocks = -(-heads // options["BLOCK_H"])
+    units = splits * blocks * options["num_warps"] // 8
+    assert count_splits(1 << 20, heads, options, units) == splits
+    return replace(gpu("sm_90"), attributes={"compute_units": units})
+
+
+def test_splits_are_as_many_as_fill_a_device_with_one_sequence() -> None:
+    options = {"BLOCK_H": 32, "num_warps": 8}
+    assert count_splits(0, 128, options, 132) == 1
+    assert count_splits(513, 128, options, 132) == 2
+    assert count_splits(1 << 20, 128, options, 132) == 33  # 4 blocks of heads
+    assert count_splits(1 << 20, 128, options, 0) == 32  # nobody says how large it is
+    assert count_splits(1 << 20, 16, {"BLOCK_H": 16, "num_warps": 4}, 132) == 264
+    assert count_splits(1 << 20, 128, options, 1) == 1
 
 
 def test_several_new_tokens_in_a_decode() -> None:
@@ -98,6 +143,32 @@ def test_several_new_tokens_in_a_decode() -> None:
 def test_rows_in_chunks_of_columns(arch: str) -> None:
     for kv_format in ("fp8_656", "bf16"):
         check(request_of("v3", "decode", kv_format=kv_format), [(37, 1), (2, 1)], arch)
+    check(request_of("v3-of-32", "decode"), [(37, 1), (2, 1)], arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_120", "gfx942"])
+def test_whole_rows_by_programs_of_32_heads(arch: str) -> None:
+    check(request_of("v3-of-32", "decode"), [(37, 1), (2, 1)], arch)
+    check(request_of("v3-of-32", "prefill", top_k=64), [(70, 2)], arch)
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "heads", "rows"), [("bf16", 16, 16), ("bf16", 17, 32), ("fp8_656", 128, 16)]
+)
+def test_what_runs_is_what_was_compiled(kv_format: str, heads: int, rows: int) -> None:
+    """For every architecture, the limits ask for the variant whose tiles the binding takes."""
+    request = request_of("v3", "decode", kv_format=kv_format, num_heads=heads)
+    for target in TARGETS:
+        (query,) = evidence_asked(not_supported_reasons, request, gpu(target.arch))
+        variants = find_kernel("mla_attention.paged").variants(target)
+        (variant,) = [v for v in variants if v.config == query.config]
+        options = tiles(target, kv_format, heads)
+        assert options["BLOCK_H"] == rows
+        assert (variant.num_warps, variant.num_stages) == (
+            options.pop("num_warps"),
+            options.pop("num_stages"),
+        )
+        assert options.items() <= variant.constants.items()
 
 
 def test_attention_that_is_not_causal() -> None:
@@ -121,13 +192,18 @@ def test_a_query_that_sees_nothing_is_zero(phase: str) -> None:
     assert not kernel(q, cache, metadata([(9, 1), (9, 1)], table), lists).any()
 
 
-def test_a_sequence_alone_and_in_a_batch_is_the_same_to_the_bit() -> None:
-    request = request_of("small", "decode")
-    cache, table = paged_rows("bf16", [900, 40], request.row_dim, 16)
-    q = torch.randn(2, 5 * request.row_dim).bfloat16()
-    kernel = triton_mla.bind(request, gpu("sm_90"), scale=0.1)
-    together = kernel(q, cache, metadata([(900, 1), (40, 1)], table))
-    assert torch.equal(kernel(q[1:], cache, metadata([(40, 1)], table[1:]))[0], together[1])
+@pytest.mark.parametrize("shape", ["small", "two-of-32"])
+def test_a_sequence_alone_and_in_a_batch_is_the_same_to_the_bit(shape: str) -> None:
+    """Also where the batch has more keys than the splits of a device hold 512 of."""
+    request = request_of(shape, "decode")
+    lengths = [(1500, 1), (40, 1), (1025, 1), (1024, 1), (900, 1)]
+    cache, table = paged_rows("bf16", [n for n, _ in lengths], request.row_dim, 16)
+    q = torch.randn(5, request.num_heads * request.row_dim).bfloat16()
+    kernel = triton_mla.bind(request, small_device(shape, splits=2), scale=0.1)
+    together = kernel(q, cache, metadata(lengths, table))
+    for i in range(5):
+        alone = kernel(q[i : i + 1], cache, metadata(lengths[i : i + 1], table[i : i + 1]))
+        assert torch.equal(alone[0], together[i])
 
 
 def test_no_sequences() -> None:
