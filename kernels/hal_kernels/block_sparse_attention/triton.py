@@ -11,8 +11,10 @@ from hal.device import DeviceSpec
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest, BlockSparseMetadata
 from hal_kernels.block_sparse_attention.grouped_rows import LOG2_E
 from hal_kernels.block_sparse_attention.triton_kernels import _block_sparse_attention_kernel
+from hal_kernels.block_sparse_attention.triton_tuning import shape_of
 from hal_kernels.block_sparse_attention.triton_variants import tiles
 from hal_kernels.gemm.triton import target_of
+from hal_kernels.tuning.store import tuned_rows
 
 
 def bind(
@@ -27,7 +29,7 @@ def bind(
     block_d, block_dv = (
         max(16, triton.next_power_of_2(dim)) for dim in (request.head_dim, request.v_head_dim)
     )
-    options = tiles(
+    default = tiles(
         target_of(device),
         max(block_d, block_dv),
         heads // kv_heads,
@@ -45,8 +47,8 @@ def bind(
         "BLOCK_D": block_d,
         "BLOCK_DV": block_dv,
         "PAGE": request.block_size,
-        **options,
     }
+    tuned = tuned_rows(shape_of(request, device), device)
 
     def kernel(
         q: torch.Tensor,
@@ -61,6 +63,7 @@ def bind(
                 f"found {list(lists.shape)}"
             )
         out = q.new_empty((q.shape[0], heads * request.v_head_dim))
+        options = tuned.choose(q.shape[0], default)
         grid = (-(-meta.max_query_len // options["BLOCK_Q"]), kv_heads, meta.seq_lens.shape[0])
         if q.shape[0] and min(grid):
             _block_sparse_attention_kernel[grid](
@@ -68,7 +71,7 @@ def bind(
                 meta.query_start_loc, meta.seq_lens, meta.block_table, meta.list_start_loc,
                 scale * LOG2_E, request.window, kv_heads,
                 q.stride(0), out.stride(0), meta.block_table.stride(0),
-                *k_cache.stride()[:3], *v_cache.stride()[:3], **constants,
+                *k_cache.stride()[:3], *v_cache.stride()[:3], **constants, **options,
             )  # fmt: skip
         return out
 

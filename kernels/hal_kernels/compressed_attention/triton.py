@@ -11,12 +11,15 @@ from hal.device import DeviceSpec
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
 from hal.ops.kv_formats import KV_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
+from hal_kernels.compressed_attention.triton_tuning import shape_of
 from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
 from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v41_kernel
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.packed_tiles import packed_tiles
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_variants import chunks
+from hal_kernels.tuning.key_tiles import STEPS, chosen
+from hal_kernels.tuning.store import tuned_rows
 
 _PACKED = "v4_584"
 
@@ -48,9 +51,10 @@ def bind(
         "HAS_SINKS": sinks is not None,
         # A prompt has programs enough, and parts of all its queries would fill the memory.
         "IS_WHOLE": request.phase != "decode",
-        **options,
+        **{name: value for name, value in options.items() if name not in STEPS},
         **chunks(dim, options["CHUNK"]),
     }
+    default, tuned = chosen(options), tuned_rows(shape_of(request, device), device)
     if is_v41:
         constants["MAIN_IS_FP4"] = request.main_format == "fp4_288"
     else:
@@ -83,6 +87,7 @@ def bind(
         window_table = meta.window_block_table
         main_table = window_table if meta.main_block_table is None else meta.main_block_table
         sinks_or_any = q if sinks is None else sinks
+        steps = tuned.choose(tokens, default)
         outputs = (sinks_or_any, part, peak, total, meta.query_start_loc, meta.seq_lens)
         places = (
             *(window_table, main_table, scale, splits, q.stride(0), lists.stride(0)),
@@ -92,12 +97,12 @@ def bind(
             main = window_cache if main_cache is None else main_cache
             _compressed_attention_v41_kernel[grid](
                 q, window_cache, main, lists, *outputs, *places,
-                window_cache.stride(0), main.stride(0), **constants,
+                window_cache.stride(0), main.stride(0), **constants, **steps,
             )  # fmt: skip
         else:
             rows, strides = _rows_of(request, window_cache, main_cache)
             _compressed_attention_kernel[grid](
-                q, *rows, lists, *outputs, *places, *strides, **constants
+                q, *rows, lists, *outputs, *places, *strides, **constants, **steps
             )
         if not is_whole:
             _merge_splits_kernel[(tokens, heads)](

@@ -18,6 +18,7 @@ from hal_kernels.nsa_attention.triton_kernels import (
     _nsa_merge_kernel,
     _nsa_select_kernel,
 )
+from hal_kernels.nsa_attention.triton_tuning import BRANCH, ENTRIES, shapes_of
 from hal_kernels.nsa_attention.triton_variants import (
     HEAD_DIMS,
     PLACES,
@@ -30,6 +31,7 @@ from hal_kernels.nsa_attention.triton_variants import (
     row_tiles,
     select_tiles,
 )
+from hal_kernels.tuning.store import tuned_rows
 
 _SELECTED, _WINDOW = 1, 2
 
@@ -91,9 +93,13 @@ class _Launches:
         is_decode = request.phase == "decode"
         of_entries = entry_tiles(target, widest, group, is_query=is_decode)
         self.entries = rows | entry | {"SPLIT": SPLIT_ENTRIES, "IS_WHOLE": not is_decode}
-        self.entries |= of_entries
+        self.of_entries = of_entries
         self.branch = branch
         self.tall, self.flat = tall, flat
+        self.tuned = {
+            (kernel, shape.form.partition("-")[2]): tuned_rows((kernel, shape), device)
+            for kernel, shape in shapes_of(request, device)
+        }
         choice = select_tiles(
             target,
             widest,
@@ -174,11 +180,13 @@ class _Launches:
         parts: int,
     ) -> None:
         keys, values, table = caches.entry_keys, caches.entry_values, meta.entry_block_table
-        _nsa_entries_kernel[self.grid(meta, self.entries["BLOCK_Q"], splits)](
+        form = "whole" if self.entries["IS_WHOLE"] else "split"
+        tile = self.tuned[ENTRIES, form].choose(q.shape[0], self.of_entries)
+        _nsa_entries_kernel[self.grid(meta, tile["BLOCK_Q"], splits)](
             q, gates, keys, values, *held, meta.query_start_loc, meta.seq_lens, table,
             self.scale, splits, parts, q.stride(0), held[0].stride(0), gates.stride(0),
             table.stride(0), *keys.stride()[:3], *values.stride()[:3],
-            **self.entries,
+            **self.entries, **tile,
         )  # fmt: skip
 
     def _choose(
@@ -228,7 +236,9 @@ class _Launches:
         splits, first, parts = (1, 0, 1) if split is None else split
         is_selected = branch == _SELECTED
         # Queries of a tile share the window, not the blocks.
-        tile = self.flat if is_selected or split is not None else self.tall
+        default = self.flat if is_selected or split is not None else self.tall
+        form = "split" if split is not None else "selected" if is_selected else "window"
+        tile = self.tuned[BRANCH, form].choose(q.shape[0], default)
         keys, values = (
             (caches.selected_keys, caches.selected_values)
             if is_selected

@@ -34,6 +34,7 @@ class Measuring:
         self, tunable: TunableKernel, shape: ShapeClass, device: DeviceSpec, timer: Timer
     ) -> None:
         self._tunable, self._device, self._timer = tunable, device, timer
+        self._form = shape.form
         self._call = tunable.call(shape, device.torch_device)
 
     def measure(self, trial: Trial) -> Trial:
@@ -54,7 +55,7 @@ class Measuring:
 
     def _time(self, configuration: Mapping[str, int]) -> float:
         call, module = self._call, importlib.import_module(self._tunable.module)
-        with forced_configuration(self._tunable.kernel, configuration) as forced:
+        with forced_configuration(self._tunable.kernel, configuration, self._form) as forced:
             kernel = module.bind(call.request, self._device, **call.static)
             us = self._timer(lambda: kernel(*call.args))
         if not forced.is_launched:

@@ -51,10 +51,12 @@ class TunedConfiguration:
 
 @dataclass(slots=True)
 class Forced:
-    """is_launched: whether the kernel asked for it, so whether it is what was measured."""
+    """form: of the classes that it is for, "" for all; a call may launch a kernel in several.
+    is_launched: whether the kernel asked for it, so whether it is what was measured."""
 
     kernel: str
     configuration: Mapping[str, int]
+    form: str = ""
     is_launched: bool = False
 
 
@@ -98,9 +100,12 @@ _FORCED: ContextVar[Forced | None] = ContextVar("forced", default=None)
 
 
 @contextmanager
-def forced_configuration(kernel: str, configuration: Mapping[str, int]) -> Iterator[Forced]:
-    """What is bound inside launches this kernel so, whatever is kept: how tuning measures."""
-    forced = Forced(kernel, configuration)
+def forced_configuration(
+    kernel: str, configuration: Mapping[str, int], form: str = ""
+) -> Iterator[Forced]:
+    """What is bound inside launches this kernel so, whatever is kept: how tuning measures. form:
+    only for classes of this one."""
+    forced = Forced(kernel, configuration, form)
     token = _FORCED.set(forced)
     try:
         yield forced
@@ -133,7 +138,7 @@ def tuned_rows(known: tuple[str, ShapeClass] | None, device: DeviceSpec) -> Tune
         return _NONE
     kernel, shape = known
     forced = _FORCED.get()
-    if forced is not None and forced.kernel == kernel:
+    if forced is not None and forced.kernel == kernel and forced.form in ("", shape.form):
         return TunedRows({}, forced)
     site = str(shape).rpartition("rows=")[0]
     by_class = {

@@ -25,7 +25,7 @@ from hal_kernels.tuning.performance_model import Prediction
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.store import find_configuration
 from hal_kernels.tuning.tunable import TunableKernel, configuration_name
-from hal_kernels.tuning.tunable_kernels import SHAPE_OF, TUNABLE
+from hal_kernels.tuning.tunable_kernels import TUNABLE, classes_of
 
 _TARGETS = {target.arch: target for target in TARGETS}
 
@@ -39,16 +39,25 @@ def kernel_uses(
     right.
     """
     target = _TARGETS.get(device.arch)
-    known = SHAPE_OF[op](request, device) if op in SHAPE_OF and target is not None else None
+    known = classes_of(op, request, device) if target is not None else ()
     uses = []
     for query in evidence_asked(limits, request, device):
         stored = evidence_of(query.kernel, device, query.dtype, query.config)
-        tunable = TUNABLE.get(query.kernel)
-        if known is None or target is None or tunable is None or known[0] != query.kernel:
+        tunable, shape = TUNABLE.get(query.kernel), _class_of(query, known)
+        if target is None or tunable is None or shape is None:
             uses.append(_fixed(query, stored, device))
         else:
-            uses.append(_tuned_or_default(tunable, known[1], target, query, stored, device))
+            uses.append(_tuned_or_default(tunable, shape, target, query, stored, device))
     return tuple(uses)
+
+
+def _class_of(query: EvidenceQuery, known: Sequence[tuple[str, ShapeClass]]) -> ShapeClass | None:
+    """The class that a query is about: of a kernel in several forms the one of its configuration's
+    name."""
+    found = [shape for kernel, shape in known if kernel == query.kernel]
+    if len(found) < 2:
+        return found[0] if found else None
+    return next((shape for shape in found if shape.form == query.config), None)
 
 
 def _fixed(query: EvidenceQuery, stored: Evidence | None, device: DeviceSpec) -> KernelUse:
