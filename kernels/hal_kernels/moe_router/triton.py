@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
 
 from hal.device import DeviceSpec
+from hal.ops.formats import DTYPE_BYTES
 from hal.ops.moe_router import MoeRouterRequest
 from hal_kernels.moe_router.triton_kernels import _moe_router_hash_kernel, _moe_router_kernel
-from hal_kernels.moe_router.triton_variants import HASH_TOKENS, SCORINGS
+from hal_kernels.moe_router.triton_variants import HASH_TOKENS, SCORINGS, program_shape
 
 Choice = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,33 +30,25 @@ def bind(
     if expert_table is not None:
         return _bind_hash(request, expert_table)
     shift = None if bias is None else bias.contiguous()
+    warp_size = int(device.attributes.get("warp_size", 32))
+    logit_bytes = DTYPE_BYTES[request.dtype]
+    shape = program_shape(request.num_experts, logit_bytes, device.arch, warp_size)
 
     def choose(logits: torch.Tensor, token_ids: torch.Tensor | None = None) -> Choice:
         _check_given("token ids", token_ids, False)
         logits, weights, ids = _with_results(request, logits)
-        if logits.shape[0]:
-            _moe_router_kernel[(logits.shape[0],)](
-                logits, logits if shift is None else shift, weights, ids,
-                logits.stride(0), request.num_experts, request.route_scale,
-                **launch_constants(request), num_warps=1,
+        tokens = logits.shape[0]
+        if tokens:
+            _moe_router_kernel[(-(-tokens // shape["T"]),)](
+                logits, logits if shift is None else shift, weights, ids, logits.stride(0),
+                tokens, request.num_experts, request.top_k, request.route_scale,
+                SCORING=SCORINGS[request.scoring], HAS_BIAS=request.has_bias,
+                NORMALIZES=request.normalizes, G=request.num_groups,
+                PICKED=request.num_groups_picked, **shape,
             )  # fmt: skip
         return weights, ids
 
     return choose
-
-
-def launch_constants(request: MoeRouterRequest) -> dict[str, Any]:
-    """The kernel's constants for a request."""
-    return {
-        "BLOCK_E": triton.next_power_of_2(request.num_experts),
-        "TOP_K": request.top_k,
-        "BLOCK_K": triton.next_power_of_2(request.top_k),
-        "SCORING": SCORINGS[request.scoring],
-        "HAS_BIAS": request.has_bias,
-        "NORMALIZES": request.normalizes,
-        "G": request.num_groups,
-        "PICKED": request.num_groups_picked,
-    }
 
 
 def _bind_hash(request: MoeRouterRequest, expert_table: torch.Tensor) -> Callable[..., Choice]:

@@ -18,6 +18,9 @@ SHAPES = {
     "all": {"num_experts": 5, "top_k": 5, "normalizes": False},
     "groups": {"num_experts": 64, "num_groups": 8, "num_groups_picked": 4, "top_k": 8},
     "pairs": {"num_experts": 16, "num_groups": 8, "num_groups_picked": 3, "top_k": 6},
+    # More than the lanes of a warp load at once: groups within such a part, and across two.
+    "e256-g8": {"num_experts": 256, "num_groups": 8, "num_groups_picked": 4, "top_k": 8},
+    "e512-g2": {"num_experts": 512, "num_groups": 2, "num_groups_picked": 1, "top_k": 6},
 }
 
 
@@ -28,9 +31,12 @@ def spread_logits(tokens: int, experts: int) -> torch.Tensor:
 
 
 def assert_as_reference(
-    request: MoeRouterRequest, logits: torch.Tensor, bias: torch.Tensor | None = None
+    request: MoeRouterRequest,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    arch: str = "sm_90",
 ) -> None:
-    kernel = triton_router.bind(request, gpu("sm_90"), bias=bias)
+    kernel = triton_router.bind(request, gpu(arch), bias=bias)
     weights, ids = kernel(logits)
     exact, want = reference(request, bias=None if bias is None else bias.double())(logits.double())
     assert weights.dtype == torch.float32
@@ -42,13 +48,17 @@ def assert_as_reference(
 @pytest.mark.parametrize("fields", list(SHAPES.values()), ids=list(SHAPES))
 def test_ties_go_to_the_lower_expert(scoring: Any, fields: dict[str, Any]) -> None:
     request = MoeRouterRequest(scoring=scoring, **fields)
-    for tokens in (0, 1, 6):
-        assert_as_reference(request, spread_logits(tokens, request.num_experts))
+    for tokens, arch in ((0, "sm_90"), (1, "sm_90"), (6, "sm_90"), (9, "gfx942"), (3, "gfx1100")):
+        assert_as_reference(request, spread_logits(tokens, request.num_experts), arch=arch)
     assert_as_reference(request, torch.zeros(2, request.num_experts))
 
 
 @pytest.mark.parametrize("scoring", ["sigmoid", "sqrt_softplus"])
-@pytest.mark.parametrize("fields", [SHAPES["e60-k8"], SHAPES["groups"]], ids=["plain", "groups"])
+@pytest.mark.parametrize(
+    "fields",
+    [SHAPES["e60-k8"], SHAPES["groups"], SHAPES["e256-g8"]],
+    ids=["plain", "groups", "e256-g8"],
+)
 def test_bias_chooses_and_does_not_weigh(scoring: Any, fields: dict[str, Any]) -> None:
     request = MoeRouterRequest(scoring=scoring, has_bias=True, **fields)
     # Every score has a partner of the same logit and bias: those ties are exact.
@@ -56,6 +66,11 @@ def test_bias_chooses_and_does_not_weigh(scoring: Any, fields: dict[str, Any]) -
     logits = torch.cat((spread_logits(5, half),) * 2, dim=1)
     bias = torch.cat((torch.randperm(half) / 7.0,) * 2).float()
     assert_as_reference(request, logits, bias)
+
+
+def test_more_tokens_than_a_program_has() -> None:
+    request = MoeRouterRequest(scoring="softmax", num_experts=16, top_k=4)
+    assert_as_reference(request, spread_logits(100, 16))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
