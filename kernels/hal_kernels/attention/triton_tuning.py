@@ -80,7 +80,7 @@ def _decode_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, in
     is_hip = target.backend == "hip"
     return [
         {"BLOCK_N": n, "num_warps": warps, "num_stages": stages}
-        for n in ((16, 32, 64) if is_hip or _block(shape) > 128 else (32, 64, 128))
+        for n in ((16, 32, 64) if is_hip or _block(shape) > 128 else (16, 32, 64, 128))
         for warps in (2, 4, 8)
         for stages in ((1,) if is_hip else (2, 3, 4))
     ]

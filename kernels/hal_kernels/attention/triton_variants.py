@@ -19,22 +19,29 @@ _CACHE_STRIDES = tuple(
 # (rows, keys, warps) by head size up to, chosen so that nothing spills: see the evidence.
 _CDNA_TILES = {64: (128, 16, 8), 128: (128, 16, 8), 256: (64, 32, 8)}
 _CDNA_WINDOW_TILES = {64: (64, 16, 4), 128: (64, 16, 4), 256: (64, 32, 8)}
-_RDNA_TILES = {64: (32, 32, 4), 128: (64, 16, 8), 256: (16, 16, 4)}
+_RDNA_TILES = {64: (128, 32, 8), 128: (128, 16, 8), 256: (16, 16, 4)}
+_RDNA_WINDOW_TILES = {64: (32, 32, 4), 128: (64, 16, 8), 256: (16, 16, 4)}
 # Each tile of queries reads all keys before it, or those of a window; without a window tall tiles
 # halve what is read, and where shared memory holds one block of keys only (sm_89, sm_120), eight
-# warps are resident in place of four.
+# warps are resident in place of four. 128 rows are also what eight warps multiply without two of
+# them doing the same.
 _NVIDIA_TILES = {64: (128, 64, 8), 128: (128, 64, 8), 256: (64, 32, 8)}
 _NVIDIA_WINDOW_TILES = {64: (64, 32, 4), 128: (64, 32, 4), 256: (64, 32, 8)}
+# Sums lie in tensor memory there: half as many keys leave registers for a second block.
+_TCGEN05_TILES = _NVIDIA_TILES | {128: (128, 32, 8)}
+
+_SMALL_SHARED = ("sm_89", "sm_120")  # 100 KiB a multiprocessor: see aot/occupancy_limits.json
 
 
 def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[str, int]:
     """Tile sizes and launch options: what fits in registers and shared memory."""
     if target.backend == "cuda":
-        table = _NVIDIA_WINDOW_TILES if has_window else _NVIDIA_TILES
+        table = _TCGEN05_TILES if target.arch in ("sm_100", "sm_103") else _NVIDIA_TILES
+        table = _NVIDIA_WINDOW_TILES if has_window else table
     elif target.warp_size == 64:
         table = _CDNA_WINDOW_TILES if has_window else _CDNA_TILES
     else:
-        table = _RDNA_TILES
+        table = _RDNA_WINDOW_TILES if has_window else _RDNA_TILES
     rows, keys, warps = table[next(size for size in table if head_dim <= size)]
     stages = 1 if target.backend == "hip" else 2
     return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
@@ -42,10 +49,12 @@ def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[st
 
 def decode_tiles(target: Target, head_dim: int) -> dict[str, int]:
     """As `prefill_tiles`; a decode reads keys once, so more loads are kept in flight: 32 keys of
-    128 values as many bytes as 64, by nearly twice the warps of fewer registers each."""
+    128 values as many bytes as 64, by nearly twice the warps of fewer registers each. Where shared
+    memory is what limits the blocks, half as many keys let nearly twice the warps in."""
     keys = 64 if head_dim <= 64 else 32
-    if target.backend == "hip" and target.warp_size == 32:
-        keys = 32 if head_dim <= 64 else 16
+    is_rdna = target.backend == "hip" and target.warp_size == 32
+    if is_rdna or target.arch in _SMALL_SHARED:
+        keys //= 2
     stages = 1 if target.backend == "hip" else 3
     return {"BLOCK_N": keys, "num_warps": 4, "num_stages": stages}
 
