@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hal_kernels.aot.targets import Target
+from hal_kernels.mla_attention.triton_variants import config_of, is_wide
 from kernel_peers.launches import Launch, Own, Problem
 
 SEQUENCES = 16
@@ -342,6 +343,11 @@ _PREFILL = Problem(
 )
 
 
+def _mla_config(target: Target) -> str:
+    heads = 16 if is_wide(target.arch, _LATENT_HEADS, _ROPE) else _LATENT_HEADS
+    return config_of("bf16", is_sparse=False, phase="decode", heads=heads)
+
+
 def _flash_mla_tiles(target: Target) -> Sequence[Mapping[str, Any]]:
     heads, stages = (64, 3) if target.arch == "sm_90" else (32, 2)
     return [{"BLOCK_H": heads, "BLOCK_N": 64, "num_warps": 8, "num_stages": stages}]
@@ -353,8 +359,9 @@ _MLA = Problem(
     dtype=_bf16,
     own=Own(
         kernel="mla_attention.paged",
-        config=lambda _: "bf16-dense-decode",
+        config=_mla_config,
         dtype=_bf16,
+        instead={"sm_90": "mla_attention.wide"},
         moves=lambda tiles: _latent_bytes(tiles["BLOCK_H"], KEYS // tiles["SPLIT"]),
     ),
     formula="rows once per tile of heads + splits x (512 + 2) x 4 B, written and read + queries",

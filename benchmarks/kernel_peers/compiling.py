@@ -56,7 +56,7 @@ def contenders(module: str, target: Target, pattern: str) -> list[tuple[Problem,
 
 def compile_own(problem: Problem, own: Own, target: Target) -> Finding:
     """The variant of our catalogue. Raises LookupError if the target has none of that name."""
-    kernel = find_kernel(own.kernel)
+    kernel = find_kernel(own.kernel_on(target))
     config, dtype = own.config(target), own.dtype(target)
     for variant in kernel.variants(target):
         if (variant.config, variant.dtype) == (config, dtype):
@@ -67,7 +67,7 @@ def compile_own(problem: Problem, own: Own, target: Target) -> Finding:
                 evidence=found,
                 moved_bytes=own.moves(variant.constants),
             )
-    raise LookupError(f"{own.kernel} has no variant {config!r} {dtype!r} for {target.arch}")
+    raise LookupError(f"{kernel.name} has no variant {config!r} {dtype!r} for {target.arch}")
 
 
 def compile_peer(

@@ -44,12 +44,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """Our kernel for the problem: the variant of the catalogue that a call of this size runs."""
+    """Our kernel for the problem: the variant of the catalogue that a call of this size runs.
+
+    instead: architecture -> the kernel that runs there in place of `kernel`.
+    """
 
     kernel: str
     config: Callable[[Target], str]
     dtype: Callable[[Target], str]
     moves: TileBytes
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def kernel_on(self, target: Target) -> str:
+        """The kernel of the catalogue that runs on a target."""
+        return self.instead.get(target.arch, self.kernel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

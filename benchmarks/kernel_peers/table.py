@@ -7,32 +7,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hal_kernels.aot.evidence import Evidence, short_instruction
-from hal_kernels.aot.occupancy import occupancy_of_evidence
 from kernel_peers.compiling import Finding
 from kernel_peers.explanations import explanation
+from kernel_peers.judging import dominates, judge, resident_warps
 from kernel_peers.launches import Problem
-
-# Worse by less than this factor is the same: estimates of bytes leave out caches, and more warps
-# help no longer once those that there are hide the latency of memory.
-MARGINS = {"bytes": 1.02, "resident warps": 1.5}
-_TIERS = ("error", "scalar", "emulated", "spilled", "native")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cell:
-    """One problem on one target. worse: metric -> the peer that is better and by what."""
+    """One problem on one target. worse, traded: metric -> the peer that is better and by what, and
+    of a trade its price, as `judging` says."""
 
     problem: Problem
     target: str
     own: Finding
     peers: tuple[Finding, ...]
     worse: Mapping[str, str]
+    traded: Mapping[str, str]
     beaten_by: tuple[str, ...]
 
     @property
     def better(self) -> tuple[str, ...]:
         """Peers that are worse than ours in something and better in nothing."""
-        return tuple(p.contender for p in self.peers if _dominates(self.own, p))
+        return tuple(p.contender for p in self.peers if dominates(self.own, p))
 
 
 def cells(problems: Sequence[Problem], findings: Iterable[Finding]) -> Iterator[Cell]:
@@ -43,68 +40,14 @@ def cells(problems: Sequence[Problem], findings: Iterable[Finding]) -> Iterator[
     for problem in problems:
         for (name, target), (own, *peers) in grouped.items():
             if name == problem.name:
-                worse = _worse(own, peers)
-                beaten = tuple(p.contender for p in peers if _dominates(p, own))
-                yield Cell(problem, target, own, tuple(peers), worse, beaten)
-
-
-def resident_warps(evidence: Evidence) -> int:
-    """Warps that a multiprocessor holds; 0 where no block fits, or nothing compiles."""
-    found = occupancy_of_evidence(evidence)
-    return 0 if found is None else found.warps
+                verdict = judge(own, peers)
+                beaten = tuple(p.contender for p in peers if dominates(p, own))
+                worse, traded = verdict.worse, verdict.traded
+                yield Cell(problem, target, own, tuple(peers), worse, traded, beaten)
 
 
 def _problems(found: Sequence[Cell]) -> list[Problem]:
     return list({cell.problem.name: cell.problem for cell in found}.values())
-
-
-def _measures(found: Finding) -> dict[str, float]:
-    """Metric -> value, all the better the smaller. What does not compile has none."""
-    evidence = found.evidence
-    return {
-        "tier": -_TIERS.index(evidence.tier),
-        "spills": evidence.spills,
-        "load width": -min(16, evidence.widest_load_bytes),
-        "bytes": found.moved_bytes,
-        "resident warps": -resident_warps(evidence),
-    }
-
-
-def _differs(metric: str, small: float, large: float) -> bool:
-    """Whether the first is better; values that are the better the larger come as negative ones."""
-    margin = MARGINS.get(metric, 1.0)
-    return small * margin < large if small >= 0 else small < large * margin
-
-
-def _worse(own: Finding, peers: Sequence[Finding]) -> dict[str, str]:
-    if own.evidence.error:
-        able = [p.contender for p in peers if not p.evidence.error]
-        return {"tier": f"{', '.join(able)} compiles"} if able else {}
-    ours, worse = _measures(own), {}
-    compiled = [(p, _measures(p)) for p in peers if not p.evidence.error]
-    for metric, value in ours.items() if compiled else ():
-        best, measures = min(compiled, key=lambda found: found[1][metric])
-        if _differs(metric, measures[metric], value):
-            shown = f"{best.contender} {_shown(metric, best)}, ours {_shown(metric, own)}"
-            worse[metric] = shown
-    return worse
-
-
-def _shown(metric: str, found: Finding) -> str:
-    if metric == "tier":
-        return found.evidence.tier
-    if metric == "bytes":
-        return f"{found.moved_bytes / 2**20:,.1f} MiB"
-    return f"{abs(_measures(found)[metric]):.0f}"
-
-
-def _dominates(one: Finding, other: Finding) -> bool:
-    """Whether one is nowhere worse, and better in something."""
-    if one.evidence.error or other.evidence.error:
-        return not one.evidence.error and bool(other.evidence.error)
-    first, second = _measures(one), _measures(other)
-    is_worse = any(_differs(m, second[m], first[m]) for m in first)
-    return not is_worse and any(_differs(m, first[m], second[m]) for m in first)
 
 
 def document(found: Sequence[Cell], versions: Mapping[str, str], today: str) -> dict[str, Any]:
@@ -121,6 +64,7 @@ def document(found: Sequence[Cell], versions: Mapping[str, str], today: str) -> 
                 "target": cell.target,
                 "findings": [_plain(f) for f in (cell.own, *cell.peers)],
                 "worse": dict(cell.worse),
+                "traded": dict(cell.traded),
                 "beaten_by": list(cell.beaten_by),
                 "better_than": list(cell.better),
                 "explanation": explanation(cell.problem.name, cell.target, cell.worse),
@@ -171,10 +115,12 @@ are of a thread, in words of 32 bits; `load` is the widest load of a thread from
 `resident` is how many warps a multiprocessor holds by registers and shared memory; `moved` is an
 estimate by the formula beside the problem of what the programs ask for, caches left out.
 
-`worse` names what a peer has better, whatever it pays for it elsewhere; `beaten` that a peer is
-better in something and worse in nothing; `ahead of` the peers that ours beats so. Bytes differ from
-2%, resident warps from half as many again. Registers and shared memory count by the warps that they
-let in."""
+`worse` names what a peer has better; `beaten` that a peer is better in something and worse in
+nothing; `ahead of` the peers that ours beats so. `traded` is what a peer has better and pays for:
+its code is of a lower tier (ours could take the same tile and spill as well), no block of it fits,
+or it has more resident warps with more bytes, or fewer bytes with fewer warps, and each resident
+warp has as many bytes to move as with ours or more. Bytes differ from 2%, resident warps from half
+as many again. Registers and shared memory count by the warps that they let in."""
 
 
 def _rows(cell: Cell) -> Iterator[str]:
@@ -207,6 +153,8 @@ def _verdict(cell: Cell) -> str:
     if cell.worse:
         parts.append("worse: " + "; ".join(f"{m} ({who})" for m, who in cell.worse.items()))
         parts.append(explanation(cell.problem.name, cell.target, cell.worse))
+    if cell.traded:
+        parts.append("traded: " + "; ".join(f"{m} ({who})" for m, who in cell.traded.items()))
     if cell.better:
         parts.append(f"ahead of {', '.join(cell.better)}")
     return ". ".join(part.rstrip(".") for part in parts if part)
@@ -215,11 +163,14 @@ def _verdict(cell: Cell) -> str:
 def _summary(found: Sequence[Cell]) -> list[str]:
     behind = [c for c in found if c.worse or c.beaten_by]
     beaten = [c for c in found if c.beaten_by]
+    traded = [c for c in found if c.traded and c not in behind]
     ahead = [c for c in found if c.better]
+    clear = len(found) - len(behind) - len(traded)
     return [
-        f"{len(found)} cells (problem and target): in {len(found) - len(behind)} no peer has "
-        f"anything better, in {len(ahead)} ours is ahead of at least one peer, in {len(behind)} a "
-        f"peer has something better, in {len(beaten)} of these it is worse in nothing.",
+        f"{len(found)} cells (problem and target): in {clear} no peer has anything better, in "
+        f"{len(traded)} what one has better is traded, in {len(behind)} ours is worse in "
+        f"something, in {len(beaten)} of these the peer is worse in nothing. In {len(ahead)} ours "
+        "is ahead of at least one peer.",
         "",
         "| problem | " + " | ".join(dict.fromkeys(c.target for c in found)) + " |",
         "|---" * (1 + len(dict.fromkeys(c.target for c in found))) + "|",
@@ -242,4 +193,5 @@ def _word(cell: Cell) -> str:
         return "**beaten**: " + ", ".join(cell.beaten_by)
     if cell.worse:
         return "worse: " + ", ".join(cell.worse)
-    return "ahead" if cell.better else "level"
+    word = "ahead" if cell.better else "level"
+    return f"{word}; traded: {', '.join(cell.traded)}" if cell.traded else word

@@ -161,12 +161,76 @@ def test_a_cell_says_who_is_better_in_what() -> None:
     assert cell.beaten_by == ("all better",)
     assert cell.better == ("nearly", "broken")
     assert set(cell.worse) == {"bytes", "resident warps"}
+    assert not cell.traded
     text = markdown([cell], {"triton": "3.9.0"}, "2026-11-30")
     assert "**beaten**: all better" in text
     assert "no such type" in text
     (plain,) = document([cell], {}, "2026-11-30")["cells"]
     assert [found["contender"] for found in plain["findings"]][:2] == ["halstack", "spills"]
     assert plain["findings"][0]["resident_warps"] == 32
+
+
+# Of sm_90: 128 registers let 16 warps in, 255 8, 168 12, 64 32.
+OURS = {"registers": 128}
+
+
+@pytest.mark.parametrize(
+    ("moved", "fields", "metric", "price"),
+    [
+        (400, {"tier": "spilled", "spills": 198, "registers": 128}, "bytes", "spilled, 198 words"),
+        (400, {"tier": "emulated", "registers": 128}, "bytes", "emulated"),
+        (400, {"registers": 128, "shared_bytes": 240 << 10}, "bytes", "no block of it fits"),
+        (700, {"registers": 255}, "bytes", "it pays with resident warps: 8, ours 16"),
+        (2100, {"registers": 64}, "resident warps", "it pays with bytes: 0.0 MiB, ours 0.0 MiB"),
+    ],
+)
+def test_what_a_peer_pays_for_is_a_trade_with_its_price(
+    moved: int, fields: dict[str, Any], metric: str, price: str
+) -> None:
+    findings = [_finding("halstack", 1000, **OURS), _finding("theirs", moved, **fields)]
+    (cell,) = cells([TINY[0]], findings)
+    assert not cell.worse
+    assert not cell.beaten_by
+    assert set(cell.traded) == {metric}
+    assert price in cell.traded[metric]
+    text = markdown([cell], {}, "2026-11-30")
+    assert f"traded: {metric} (theirs" in text
+    assert "in 1 what one has better is traded, in 0 ours is worse" in text
+    assert document([cell], {}, "2026-11-30")["cells"][0]["traded"] == dict(cell.traded)
+
+
+@pytest.mark.parametrize(
+    ("moved", "fields", "metric"),
+    [
+        (400, {"registers": 255}, "bytes"),  # half the warps, each with less to move
+        (1900, {"registers": 64}, "resident warps"),  # twice the warps, each with less to move
+        (970, {"registers": 168}, "bytes"),  # as many warps but for the margin
+        (400, {"registers": 128, "widest_load_bytes": 4}, "bytes"),  # no price that belongs to it
+    ],
+)
+def test_what_a_peer_pays_too_little_for_is_worse(
+    moved: int, fields: dict[str, Any], metric: str
+) -> None:
+    findings = [_finding("halstack", 1000, **OURS), _finding("theirs", moved, **fields)]
+    (cell,) = cells([TINY[0]], findings)
+    assert set(cell.worse) == {metric}
+    assert not cell.traded
+
+
+def test_a_peer_that_pays_hides_none_that_does_not() -> None:
+    findings = [
+        _finding("halstack", 1000, **OURS),
+        _finding("spills", 300, tier="spilled", spills=9, registers=128),
+        _finding("honest", 900, registers=128),
+    ]
+    (cell,) = cells([TINY[0]], findings)
+    assert cell.worse["bytes"].startswith("honest ")
+    assert cell.beaten_by == ("honest",)
+    assert not cell.traded
+    # Ours of a lower tier too is compared with all of its own.
+    findings[0] = _finding("halstack", 1000, tier="spilled", spills=9, registers=128)
+    (cell,) = cells([TINY[0]], findings)
+    assert cell.worse["bytes"].startswith("spills ")
 
 
 def test_every_problem_names_a_variant_that_ours_has() -> None:
@@ -177,7 +241,6 @@ def test_every_problem_names_a_variant_that_ours_has() -> None:
         for arch in ("sm_80", "sm_90", "sm_120", "gfx942", "gfx1100"):
             if arch not in problem.skips:
                 target = find_target(arch)
-                names = {
-                    (v.config, v.dtype) for v in find_kernel(problem.own.kernel).variants(target)
-                }
+                kernel = find_kernel(problem.own.kernel_on(target))
+                names = {(v.config, v.dtype) for v in kernel.variants(target)}
                 assert (problem.own.config(target), problem.own.dtype(target)) in names
