@@ -36,8 +36,8 @@ class JoinedSite:
     """One call in place of several, in layers in which all of them are.
 
     needs_gain: False for a call that is its first part with less to store and fewer launches behind
-    it, which estimates do not count: it is taken where it is not estimated to be slower, unless it
-    was never measured on the device and the implementation of its first part was.
+    it, which estimates do not count: it is taken where it is not estimated to be slower, unless
+    nobody measured its configuration and that of its first part needs no such measurement.
     """
 
     site: OpSite
@@ -162,18 +162,19 @@ def _why_apart(
             return ""  # apart, nothing serves
     if whole.lost is not None or any(d.choice.tier > whole.choice.tier for d in decisions):
         return _why_lower(whole)
-    times = [d.estimate_us for d in decisions]
-    if whole.estimate_us is None or None in times:
-        return ""
-    apart = sum(time for time in times if time is not None)
-    if whole.estimate_us <= apart * (1.0 - MIN_GAIN_OF_SWITCH):
-        return ""
-    first = decisions[0].choice
-    if not join.needs_gain and whole.estimate_us <= apart:
-        if not whole.choice.untuned or first.untuned:
+    apart = [d.estimate_us for d in decisions]
+    together = whole.estimate_us
+    if together is not None and None not in apart:
+        total = sum(time for time in apart if time is not None)
+        if together <= total * (1.0 - MIN_GAIN_OF_SWITCH):
             return ""
-        return f"{whole.choice.name} was {whole.choice.untuned}, {first.name} was measured"
-    return f"{whole.choice.name} is estimated at {whole.estimate_us:.1f} µs, apart {apart:.1f} µs"
+        if join.needs_gain or together > total:
+            return f"{whole.choice.name} is estimated at {together:.1f} µs, apart {total:.1f} µs"
+    first = decisions[0].choice
+    if not join.needs_gain and whole.choice.untuned and not first.untuned:
+        without = f"configured without a measurement ({whole.choice.untuned})"
+        return f"{whole.choice.name} is {without}, {first.name} is not"
+    return ""
 
 
 def _why_lower(whole: Decision) -> str:

@@ -243,13 +243,15 @@ def test_apart_where_that_is_better_and_the_plan_says_why(
     [
         (10.0, ("", ""), ""),
         (10.0, ("not measured", "not measured"), ""),
-        (9.9, ("not measured", ""), "both was not measured, sum was measured"),
+        (9.9, ("guessed", ""), "both is configured without a measurement (guessed), sum is not"),
+        (None, ("guessed", ""), "both is configured without a measurement (guessed), sum is not"),
+        (None, ("guessed", "guessed"), ""),
         (10.1, ("", ""), "both is estimated at 10.1 µs, apart 10.0 µs"),
         (9.0, ("not measured", ""), ""),  # an estimated gain decides
     ],
 )
 def test_a_join_that_saves_what_estimates_do_not_count_needs_no_gain(
-    device: DeviceSpec, candidate: Any, us: float, untuned: tuple[str, str], said: str
+    device: DeviceSpec, candidate: Any, us: float | None, untuned: tuple[str, str], said: str
 ) -> None:
     offered = [
         candidate("sum", op="collective", us=6.0, untuned=untuned[1]),
