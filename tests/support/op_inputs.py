@@ -40,14 +40,14 @@ def paged(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cache, block_table) of rows [S, dim] per sequence, on shuffled blocks of a format.
 
-    dtype: of a "bf16" cache. Unused places are NaN.
+    dtype: of a cache of plain rows. Unused places are NaN.
     """
     blocks = [-(-len(rows) // block_size) for rows in sequences]
     free = torch.randperm(sum(blocks) + 3, generator=rng)
     table = torch.full((len(sequences), max([1, *blocks])), NO_BLOCK, dtype=torch.int32)
     dim = sequences[0].shape[1]
     cache = torch.full((len(free), block_size, dim), float("nan"), dtype=torch_dtype(dtype))
-    if name != "bf16":
+    if not KV_FORMATS[name].is_plain:
         page = KV_FORMATS[name].page_bytes(block_size)
         cache = torch.full((len(free), page), 255, dtype=torch.uint8)
     used = 0

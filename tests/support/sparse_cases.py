@@ -19,8 +19,9 @@ def paged_rows(
     """
     needed = [-(-length // block_size) for length in lengths]
     pages = sum(needed) + 2
-    if name == "bf16":
-        cache = torch.full((pages, block_size, dim), math.nan, dtype=torch.bfloat16)
+    if KV_FORMATS[name].is_plain:
+        dtype = getattr(torch, KV_FORMATS[name].element)
+        cache = torch.full((pages, block_size, dim), math.nan, dtype=dtype)
     else:
         size = KV_FORMATS[name].page_bytes(block_size)
         cache = torch.full((pages, size), 0xFF, dtype=torch.uint8)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from hal.ops.checks import entries_read, one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS, read_rows, slots_of
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows, slots_of
 from hal.ops.masking import accumulation_dtype, listed, softmax_of_seen
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
 
-WindowFormat = Literal["bf16", "v4_584", "v41_528"]
-MainFormat = Literal["bf16", "v4_584", "fp4_288", "v41_528"]
+WindowFormat = Literal["bf16", "fp16", "v4_584", "v41_528"]
+MainFormat = Literal["bf16", "fp16", "v4_584", "fp4_288", "v41_528"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class CompressedAttentionRequest(OpRequest):
     def __post_init__(self) -> None:
         require(
             "compressed_attention request",
-            one_of("window_format", self.window_format, ("bf16", "v4_584", "v41_528")),
-            one_of("main_format", self.main_format, ("bf16", "v4_584", "fp4_288", "v41_528")),
+            one_of("window_format", self.window_format, get_args(WindowFormat)),
+            one_of("main_format", self.main_format, get_args(MainFormat)),
             *positive(
                 num_heads=self.num_heads,
                 head_dim=self.head_dim,
@@ -78,7 +78,7 @@ class CompressedAttentionRequest(OpRequest):
             (
                 "head_dim 512 for packed rows",
                 self.head_dim,
-                self.head_dim == 512 or {self.window_format, self.main_format} == {"bf16"},
+                self.head_dim == 512 or {self.window_format, self.main_format} <= {*PLAIN_FORMATS},
             ),
             (
                 "rope_dim 64 for v4_584",

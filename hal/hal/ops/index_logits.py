@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from hal.ops.checks import entries_read, one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS, read_rows, slots_of
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows, slots_of
 from hal.ops.masking import accumulation_dtype
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hal.ops.attention import AttentionMetadata
 
-IndexKeyFormat = Literal["bf16", "fp8_132", "fp4_68"]
+IndexKeyFormat = Literal["bf16", "fp16", "fp8_132", "fp4_68"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class IndexLogitsRequest(OpRequest):
     def __post_init__(self) -> None:
         require(
             "index_logits request",
-            one_of("key_format", self.key_format, ("bf16", "fp8_132", "fp4_68")),
+            one_of("key_format", self.key_format, get_args(IndexKeyFormat)),
             *positive(
                 num_heads=self.num_heads,
                 head_dim=self.head_dim,
@@ -56,7 +56,7 @@ class IndexLogitsRequest(OpRequest):
             (
                 f"head_dim 128 for {self.key_format}",
                 self.head_dim,
-                self.key_format == "bf16" or self.head_dim == 128,
+                self.key_format in PLAIN_FORMATS or self.head_dim == 128,
             ),
         )
 

@@ -1,7 +1,8 @@
 """How a row of a latent or index cache is stored, to the byte, and how rows make a page.
 
-A cache in the format "bf16" is a floating tensor [num_blocks, block_size, dim] (bfloat16 in
-service, float64 for golden values). Every other one is bytes: uint8 [num_blocks, page_bytes].
+A cache in the format "bf16" or "fp16" is a floating tensor [num_blocks, block_size, dim] (of that
+dtype in service, float64 for golden values). Every other one is bytes: uint8 [num_blocks,
+page_bytes], and bfloat16 by definition: its scales go beyond the range of float16.
 fp8_656 and v4_584 are FlashMLA's (its tests/quant.py), fp8_132 is DeepGEMM's paged index key;
 fp4_288, fp4_68 and v41_528 have DeepSeek-V4.1's rows, in pages of the same kind.
 """
@@ -18,8 +19,10 @@ from hal.ops.low_precision import dequantize_groups, quantize_groups
 if TYPE_CHECKING:
     import torch
 
-KvFormatName = Literal["bf16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"]
-Element = Literal["bfloat16", "fp8_e4m3fn", "fp4_e2m1"]
+KvFormatName = Literal[
+    "bf16", "fp16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"
+]
+Element = Literal["bfloat16", "float16", "fp8_e4m3fn", "fp4_e2m1"]
 ScaleElement = Literal["", "float32", "ue8m0", "e4m3"]
 
 
@@ -44,8 +47,13 @@ class KvFormat:
     page_multiple: int = 1
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a cache is a floating tensor, without scales."""
+        return self.element in ("bfloat16", "float16")
+
+    @property
     def dim(self) -> int:
-        """Values of a row; 0 for "bf16", which holds any number."""
+        """Values of a row; 0 for a plain format, which holds any number."""
         return self.quantized_dim + self.plain_dim
 
     @property
@@ -64,7 +72,7 @@ class KvFormat:
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of a row of `dim` values."""
-        return 2 * dim if self.name == "bf16" else self.data_bytes + self.scale_bytes
+        return 2 * dim if self.is_plain else self.data_bytes + self.scale_bytes
 
     def page_bytes(self, block_size: int, dim: int = 0) -> int:
         """Bytes of a page of `block_size` rows, with its padding."""
@@ -72,11 +80,15 @@ class KvFormat:
         return -(-rows // self.page_multiple) * self.page_multiple
 
 
+# Rows of one floating dtype: the value of a key and of a latent row is what was written, rounded.
+PLAIN_FORMATS: tuple[KvFormatName, ...] = ("bf16", "fp16")
+
 KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(
     {
         f.name: f
         for f in (
             KvFormat(name="bf16", element="bfloat16"),
+            KvFormat(name="fp16", element="float16"),
             KvFormat(
                 name="fp8_656",
                 element="fp8_e4m3fn",
@@ -142,8 +154,8 @@ def pack_rows(name: str, rows: torch.Tensor) -> torch.Tensor:
     import torch
 
     kind = KV_FORMATS[name]
-    if name == "bf16":
-        return _as_bytes(rows.to(torch.bfloat16))
+    if kind.is_plain:
+        return _as_bytes(rows.to(getattr(torch, kind.element)))
     values, scales = quantize_groups(
         rows[:, : kind.quantized_dim],
         group_size=kind.group_size,
@@ -163,8 +175,8 @@ def unpack_rows(name: str, packed: torch.Tensor, dtype: torch.dtype | None = Non
     import torch
 
     kind, dtype = KV_FORMATS[name], dtype or torch.float32
-    if name == "bf16":
-        return packed.contiguous().view(torch.bfloat16).to(dtype)
+    if kind.is_plain:
+        return packed.contiguous().view(getattr(torch, kind.element)).to(dtype)
     plain, scales = 2 * kind.plain_dim, kind.scale_bytes - kind.padding
     sizes = [kind.data_bytes - plain, plain, scales, kind.padding]
     if kind.has_scales_before_plain:
@@ -222,9 +234,9 @@ def write_rows(
 ) -> None:
     """rows [N, dim] into the slots (block * block_size + offset) of a cache, in place.
 
-    cache: uint8 [num_blocks, page_bytes]; for "bf16" floating [num_blocks, block_size, dim].
+    cache: uint8 [num_blocks, page_bytes]; of a plain format floating [num_blocks, block_size, dim].
     """
-    if name == "bf16":
+    if KV_FORMATS[name].is_plain:
         cache.view(-1, rows.shape[1])[slots.long()] = rows.to(cache.dtype)
         return
     at = _row_bytes_at(name, block_size, slots)
@@ -241,7 +253,7 @@ def read_rows(
     """The rows [N, dim] of the slots, in float32 or `dtype`."""
     import torch
 
-    if name == "bf16":
+    if KV_FORMATS[name].is_plain:
         return cache.flatten(0, 1)[slots.long()].to(dtype or torch.float32)
     at = _row_bytes_at(name, block_size, slots)
     return unpack_rows(name, cache.reshape(-1)[at], dtype)

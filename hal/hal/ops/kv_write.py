@@ -18,7 +18,9 @@ from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 if TYPE_CHECKING:
     import torch
 
-RowFormat = Literal["", "bf16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"]
+RowFormat = Literal[
+    "", "bf16", "fp16", "fp8_656", "v4_584", "v41_528", "fp4_288", "fp8_132", "fp4_68"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from hal.ops.checks import entries_read, one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.kv_formats import KV_FORMATS, read_rows, slots_of
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows, slots_of
 from hal.ops.masking import accumulation_dtype, listed, softmax_of_seen
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hal.ops.attention import AttentionMetadata
 
-MlaKvFormat = Literal["bf16", "fp8_656"]
+MlaKvFormat = Literal["bf16", "fp16", "fp8_656"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class MlaAttentionRequest(OpRequest):
     def __post_init__(self) -> None:
         require(
             "mla_attention request",
-            one_of("kv_format", self.kv_format, ("bf16", "fp8_656")),
+            one_of("kv_format", self.kv_format, get_args(MlaKvFormat)),
             *positive(
                 num_heads=self.num_heads,
                 kv_lora_rank=self.kv_lora_rank,
@@ -63,7 +63,7 @@ class MlaAttentionRequest(OpRequest):
             (
                 "kv_lora_rank 512 and rope_dim 64 for fp8_656",
                 (self.kv_lora_rank, self.rope_dim),
-                self.kv_format == "bf16" or (self.kv_lora_rank, self.rope_dim) == (512, 64),
+                self.kv_format in PLAIN_FORMATS or (self.kv_lora_rank, self.rope_dim) == (512, 64),
             ),
         )
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from hal.device import DeviceSpec
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.mla_attention.row_dtypes import dtype_reasons
 
 _KERNEL = "index_logits.paged"
 _MOST_HEADS = 64  # what the stored machine code keeps in registers
@@ -23,10 +25,10 @@ def not_supported_reasons(
 ) -> Sequence[Reason]:
     """Empty if the kernel serves and its machine code is of an allowed tier."""
     is_fp8 = request.dtype == "float8_e4m3fn"
-    if not is_fp8 and request.dtype != "bfloat16":
-        required = "bfloat16 or float8_e4m3fn"
-        return [not_written(_KERNEL, "dtype", required, request.dtype)]
-    if is_fp8 and request.key_format == "bf16":
+    misfit = [] if is_fp8 else dtype_reasons(_KERNEL, request.dtype, {request.key_format})
+    if misfit:
+        return misfit
+    if is_fp8 and request.key_format in PLAIN_FORMATS:
         required = "fp8_132 or fp4_68"
         return [not_written(_KERNEL, "keys of an FP8 query", required, request.key_format)]
     for what, found, most in (
@@ -47,7 +49,7 @@ def not_supported_reasons(
     return evidence_reasons(
         "index_logits.fp4" if is_fp8 and request.key_format == "fp4_68" else _KERNEL,
         device,
-        dtype=fp8 if is_fp8 else "bfloat16",
+        dtype=fp8 if is_fp8 else request.dtype,
         config=f"{request.key_format}-{phase}",
         allowed=allowed,
     )

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from hal.ops.kv_formats import PLAIN_FORMATS
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 _MODULE = "hal_kernels.index_logits.triton_kernels"
 _PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
-# As `hal_kernels.kv_write.packed_rows` numbers them.
-KEY_FORMATS: Mapping[str, int] = MappingProxyType({"bf16": 0, "fp8_132": 1, "fp4_68": 2})
+# As `hal_kernels.kv_write.packed_rows` numbers them; plain ones are read in their own dtype.
+KEY_FORMATS: Mapping[str, int] = MappingProxyType({"bf16": 0, "fp16": 0, "fp8_132": 1, "fp4_68": 2})
 _WITHOUT_FP8 = frozenset({"sm_80", "sm_86", "gfx90a", "gfx1100"})
 
 
@@ -40,17 +41,18 @@ def tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
 def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) -> KernelVariant:
     options: dict[str, Any] = tiles(target, is_decode=is_decode)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
-    cache = "bfloat16" if key_format == "bf16" else "uint8"
-    scales = {"bf16": "bfloat16", "fp8_132": "float32", "fp4_68": "uint8"}[key_format]
+    dtype = "float16" if key_format == "fp16" else "bfloat16"
+    cache = dtype if key_format in PLAIN_FORMATS else "uint8"
+    scales = {"fp8_132": "float32", "fp4_68": "uint8"}.get(key_format, dtype)
     strides = (
         "width", "stride_q", "stride_weights", "stride_out", "stride_table", "stride_page",
         "stride_row", "stride_scale_page", "scale_start",
     )  # fmt: skip
     return KernelVariant(
-        dtype=target.fp8_dtype if is_fp8 else "bfloat16",
+        dtype=target.fp8_dtype if is_fp8 else dtype,
         config=f"{key_format}-{'decode' if is_decode else 'prefill'}",
         pointers={
-            "q_TD_ptr": "uint8" if is_fp8 else "bfloat16",
+            "q_TD_ptr": "uint8" if is_fp8 else dtype,
             "weights_TH_ptr": "float32",
             "keys_ptr": cache,
             "scales_ptr": scales,
@@ -83,6 +85,7 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
         _variant(target, key_format, is_fp8=is_fp8, is_decode=is_decode)
         for key_format, is_fp8 in (
             ("bf16", False),
+            ("fp16", False),
             ("fp8_132", False),
             ("fp8_132", True),
             ("fp4_68", False),

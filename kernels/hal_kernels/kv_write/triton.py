@@ -8,7 +8,7 @@ import torch
 import triton
 
 from hal.device import DeviceSpec
-from hal.ops.kv_formats import KV_FORMATS, KvFormat
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, KvFormat
 from hal.ops.kv_write import KvWriteRequest
 from hal_kernels.kv_write.fp4_kernels import _kv_write_fp4_kernel
 from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
@@ -23,7 +23,7 @@ def bind(request: KvWriteRequest, device: DeviceSpec) -> Callable[..., None]:
     kv_format. Rows of k, v and rows may be strided; pages are contiguous, and so is the whole cache
     of dense rows.
     """
-    if request.kv_format in ("", "bf16"):
+    if request.kv_format in ("", *PLAIN_FORMATS):
         return _bind_dense(request)
     form = KV_FORMATS[request.kv_format]
     return (_bind_fp4 if form.element == "fp4_e2m1" else _bind_packed)(request, form)

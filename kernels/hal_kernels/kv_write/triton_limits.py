@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hal.device import DeviceSpec
-from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal.ops.kv_write import KvWriteRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.kv_write.triton_variants import DENSE_SUFFIXES
 
 
 def not_supported_reasons(
@@ -17,7 +18,9 @@ def not_supported_reasons(
 ) -> Sequence[Reason]:
     """Empty if one serves."""
     kernel, config = "kv_write.dense", ""
-    if request.kv_format not in ("", "bf16"):
+    if request.kv_dtype == "float16":
+        config = f"row1024{DENSE_SUFFIXES[request.kv_dtype]}"
+    if request.kv_format not in ("", *PLAIN_FORMATS):
         kernel, config = "kv_write.packed", request.kv_format
         if KV_FORMATS[config].element == "fp4_e2m1":
             kernel = "kv_write.fp4"

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
+# Of the names of variants, by the dtype of dense rows.
+DENSE_SUFFIXES: Mapping[str, str] = MappingProxyType({"bfloat16": "", "float16": "-fp16"})
+
 
 def _write(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype="",
-            config=f"row{width}",
+            config=f"row{width}{DENSE_SUFFIXES[dtype]}",
             pointers={
                 **dict.fromkeys(
-                    ("k_TK_ptr", "v_TK_ptr", "k_cache_SK_ptr", "v_cache_SK_ptr"), "bfloat16"
+                    ("k_TK_ptr", "v_TK_ptr", "k_cache_SK_ptr", "v_cache_SK_ptr"), dtype
                 ),
                 "slots_T_ptr": "int64",
             },
@@ -25,6 +29,7 @@ def _write(target: Target) -> Sequence[KernelVariant]:
             divisible=frozenset({"stride_k", "stride_v"}),
             constants={"K_WIDTH": width, "V_WIDTH": width, "BLOCK": 1024},
         )
+        for dtype in DENSE_SUFFIXES
         for width in (1024, 4096)
     )
 

@@ -34,13 +34,14 @@ def not_supported_reasons(
     widest = padded(max(request.head_dim, request.v_head_dim), HEAD_DIMS)
     places = padded(request.num_selected, PLACES)
     is_decode = request.phase == "decode"
+    suffix = "-fp16" if request.dtype == "float16" else ""
     branches = ("split",) if is_decode else ("selected", "window")
     needed = [
         ("entries", request.dtype, f"d{widest}-{'split' if is_decode else 'whole'}"),
         ("select", request.dtype, f"d{widest}-n{places}"),
         ("lists", "", f"n{places}"),
         *(("branch", request.dtype, f"d{widest}-{form}") for form in branches),
-        *([("merge", "", f"d{widest}")] if is_decode else []),
+        *([("merge", "", f"d{widest}{suffix}")] if is_decode else []),
     ]
     return [
         reason

@@ -215,16 +215,17 @@ def _merge(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype="",
-            config=f"d{head_dim}",
+            config=f"d{head_dim}{suffix}",
             pointers={
                 **dict.fromkeys(("part_THSD_ptr", "peak_THS_ptr", "total_THS_ptr"), "float32"),
-                **dict.fromkeys(("gates_TH_ptr", "out_TD_ptr"), "bfloat16"),
+                **dict.fromkeys(("gates_TH_ptr", "out_TD_ptr"), dtype),
             },
             scalars=dict.fromkeys((*counts, "stride_out", "stride_gates"), "i32"),
             divisible=frozenset({"stride_out"}),
             constants={"V_HEAD_DIM": head_dim, "BLOCK_DV": head_dim},
             num_warps=1,
         )
+        for dtype, suffix in (("bfloat16", ""), ("float16", "-fp16"))
         for head_dim in HEAD_DIMS
     )
 

@@ -15,7 +15,7 @@ from hal.ops.kv_formats import KV_FORMATS, pack_rows, read_rows, slots_of, unpac
 from hal.ops.kv_write import KvWriteRequest
 from op_inputs import UNTIMED, normal, paged
 
-PACKED = [name for name in KV_FORMATS if name != "bf16"]
+PACKED = [name for name, form in KV_FORMATS.items() if not form.is_plain]
 # Bytes of a row, from the facts of each format: values, tail, scales, padding.
 ROW_BYTES = {
     "fp8_656": 512 + 4 * 4 + 64 * 2,
@@ -29,7 +29,7 @@ ROW_BYTES = {
 
 def test_bytes_of_rows_and_pages() -> None:
     assert {name: KV_FORMATS[name].row_bytes(0) for name in PACKED} == ROW_BYTES
-    assert KV_FORMATS["bf16"].row_bytes(576) == 1152
+    assert KV_FORMATS["bf16"].row_bytes(576) == KV_FORMATS["fp16"].row_bytes(576) == 1152
     assert KV_FORMATS["fp8_656"].page_bytes(64) == 64 * 656
     for block in (1, 2, 64, 256):
         page = KV_FORMATS["v4_584"].page_bytes(block)
@@ -141,8 +141,9 @@ def test_pages_hold_each_row_once_and_leave_the_rest_alone(
 ) -> None:
     dim = KV_FORMATS[name].dim or 40
     rows = normal(rng, 7, dim, dtype="bfloat16").float()
-    cache = torch.full((5, block_size, dim), -7.0, dtype=torch.bfloat16)
-    if name != "bf16":
+    plain = torch.float16 if name == "fp16" else torch.bfloat16
+    cache = torch.full((5, block_size, dim), -7.0, dtype=plain)
+    if not KV_FORMATS[name].is_plain:
         page = KV_FORMATS[name].page_bytes(block_size)
         cache = torch.randint(0, 256, (7, page), generator=rng, dtype=torch.uint8)
     before = cache.clone()
@@ -202,7 +203,8 @@ def test_kv_write_of_rows(rng: torch.Generator, name: str) -> None:
         kv_format=name,
     )
     rows = normal(rng, 6, dim, dtype="bfloat16")
-    cache, table = paged(rng, name, [rows.new_zeros(6, dim).float()], 4, dtype="bfloat16")
+    plain = "float16" if name == "fp16" else "bfloat16"
+    cache, table = paged(rng, name, [rows.new_zeros(6, dim).float()], 4, dtype=plain)
     slots = slots_of(table[0], torch.tensor([3, 1, 0, 5]), 4)
     untouched = slots_of(table[0], torch.tensor([2, 4]), 4)
     CATALOGUE["kv_write"].reference(request)(rows[:4], cache, slots)

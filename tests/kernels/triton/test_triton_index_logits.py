@@ -44,7 +44,7 @@ def check(
     tokens = sum(new for _, new in lengths)
     q = torch.randn(tokens, request.num_heads * request.head_dim + 32)[:, 16:-16]
     is_fp8 = request.dtype == "float8_e4m3fn"
-    q = encode_fp8(q, "fp8_e4m3fn") if is_fp8 else q.bfloat16()
+    q = encode_fp8(q, "fp8_e4m3fn") if is_fp8 else q.to(getattr(torch, request.dtype))
     weights = torch.randn(tokens, request.num_heads)
     found = triton_index_logits.bind(request, gpu(arch), scale=0.3)(q, weights, cache, meta)
     exact = reference(request, scale=0.3)(q.double(), weights, cache, meta)
@@ -62,6 +62,8 @@ def check(
     [
         ("h32-d128", "bf16", "bfloat16", "sm_90"),
         ("h5-d40", "bf16", "bfloat16", "gfx1100"),
+        ("h32-d128", "fp16", "float16", "sm_90"),
+        ("h5-d40", "fp16", "float16", "gfx1100"),
         ("h32-d128", "fp8_132", "bfloat16", "sm_80"),
         ("h32-d128", "fp8_132", "float8_e4m3fn", "sm_120"),
         ("h32-d128", "fp8_132", "float8_e4m3fn", "gfx942"),  # e4m3fnuz

@@ -7,7 +7,7 @@ import torch
 
 import hal_kernels.kv_write.triton as triton_kv_write
 from gpu_devices import gpu
-from hal.ops.kv_formats import KV_FORMATS, read_rows
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows
 from hal.ops.kv_write import KvWriteRequest, reference
 from hal.ops.low_precision import decode_e2m1
 
@@ -25,7 +25,7 @@ def request_of(name: str, dtype: str = "bfloat16") -> KvWriteRequest:
         v_head_dim=0,
         block_size=BLOCK_SIZE,
         dtype=dtype,
-        kv_dtype="bfloat16",
+        kv_dtype=KV_FORMATS[name].element if KV_FORMATS[name].is_plain else "uint8",
         kv_format=name,
     )
 
@@ -83,10 +83,12 @@ def test_a_group_that_is_not_finite_reads_back_as_nan(name: str) -> None:
     assert torch.equal(read.nan_to_num(), wanted.nan_to_num())
 
 
-def test_plain_rows_touch_their_slots_only() -> None:
-    request = request_of("bf16")
-    exact = torch.randn(PAGES, BLOCK_SIZE, 48).bfloat16()
-    found, rows, slots = exact.clone(), torch.randn(5, 48).bfloat16(), torch.randperm(40)[:5]
+@pytest.mark.parametrize("name", PLAIN_FORMATS)
+def test_plain_rows_touch_their_slots_only(name: str) -> None:
+    element = KV_FORMATS[name].element
+    request, dtype = request_of(name, element), getattr(torch, element)
+    exact = torch.randn(PAGES, BLOCK_SIZE, 48).to(dtype)
+    found, rows, slots = exact.clone(), torch.randn(5, 48).to(dtype), torch.randperm(40)[:5]
     triton_kv_write.bind(request, gpu("sm_80"))(rows, found, slots)
     reference(request)(rows, exact, slots)
     assert torch.equal(found, exact)
