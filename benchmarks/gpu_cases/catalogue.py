@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from gpu_cases import (
     attention,
     collectives,
+    fused_products,
     native_sparse,
     products,
     routing,
@@ -17,7 +18,17 @@ from gpu_cases import (
 from gpu_cases.case import CaseMaker
 from hal_kernels.aot.catalogue import CATALOGUE
 
-_MODULES = (products, attention, sparse, native_sparse, routing, rows, streams, collectives)
+_MODULES = (
+    products,
+    fused_products,
+    attention,
+    sparse,
+    native_sparse,
+    routing,
+    rows,
+    streams,
+    collectives,
+)
 
 
 def all_makers() -> tuple[CaseMaker, ...]:

@@ -191,8 +191,8 @@ def _scaled_product(x: torch.Tensor, weight: torch.Tensor) -> Call:
     return product
 
 
-def integer_case(bench: Bench, name: str, rows: str) -> Case:
-    tokens, n, k = rows_of(bench, rows), bench.size(8192, 64), bench.size(4096, 128)
+def integer_weight(bench: Bench, name: str, n: int, k: int) -> QuantizedWeight:
+    """A random weight of integers in four or eight bits."""
     form = FORMATS[name]
     if form.bits == 4:
         data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
@@ -200,7 +200,12 @@ def integer_case(bench: Bench, name: str, rows: str) -> Case:
     else:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         scale = torch.rand(n) / 64 / k**0.5
-    weight = QuantizedWeight(format=form, data=bench.on(data), scale=bench.on(scale))
+    return QuantizedWeight(format=form, data=bench.on(data), scale=bench.on(scale))
+
+
+def integer_case(bench: Bench, name: str, rows: str) -> Case:
+    tokens, n, k = rows_of(bench, rows), bench.size(8192, 64), bench.size(4096, 128)
+    weight = integer_weight(bench, name, n, k)
     x = bench.bf16(tokens, k)
     wide = weight.dequantize().to(BF16)
     return reference_case(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gpu_cases.case import Bench, Case, CaseMaker, reference_case
+from gpu_cases.judging import error_of
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.sampling import TopKTopPRequest
@@ -32,7 +33,12 @@ def makers() -> Iterator[CaseMaker]:
     yield CaseMaker(
         name="rows sorted by expert",
         kernels=("moe_dispatch.places", "moe_dispatch.spread"),
-        make=permute_case,
+        make=lambda b: permute_case(b, "eager"),
+    )
+    yield CaseMaker(
+        name="rows sorted by expert, as in a captured graph",
+        kernels=("moe_dispatch.places", "moe_dispatch.spread"),
+        make=lambda b: permute_case(b, "graph"),
     )
     yield CaseMaker(
         name="rows of experts summed",
@@ -97,30 +103,37 @@ def _choices(bench: Bench, rows: int, experts: int, top_k: int) -> torch.Tensor:
     return ids.masked_fill(torch.rand(rows, top_k, device=bench.device) < 0.25, -1)
 
 
-def _dispatch(bench: Bench, kind: Any) -> MoeDispatchRequest:
+def _dispatch(bench: Bench, kind: Any, graph_mode: Any = "eager") -> MoeDispatchRequest:
     return MoeDispatchRequest(
         kind=kind, num_experts=bench.size(256, 8), top_k=bench.size(8, 3),
-        hidden_size=bench.size(7168, 96), dtype="bfloat16",
+        hidden_size=bench.size(7168, 96), dtype="bfloat16", graph_mode=graph_mode,
     )  # fmt: skip
 
 
-def permute_case(bench: Bench) -> Case:
-    request, rows = _dispatch(bench, "permute"), bench.size(2048, 7)
+def permute_case(bench: Bench, graph_mode: Any) -> Case:
+    request, rows = _dispatch(bench, "permute", graph_mode), bench.size(2048, 7)
     x = bench.bf16(rows, request.hidden_size)
     ids = _choices(bench, rows, request.num_experts, request.top_k)
+
+    def judge(found: Any, exact: Any) -> float:
+        """What rows after the last offset hold is free."""
+        count = int(exact[1][-1])
+        return error_of((found[0][:count], *found[1:]), (exact[0][:count].contiguous(), *exact[1:]))
 
     def theirs() -> torch.Tensor:
         order = ids.flatten().argsort(stable=True)
         return x[order // request.top_k]
 
     return reference_case(
-        f"{rows} rows of {request.hidden_size} sorted by {request.num_experts} experts",
+        f"{rows} rows of {request.hidden_size} sorted by {request.num_experts} experts, "
+        + graph_mode,
         request,
         moe_dispatch.bind,
         bench,
         (x, ids),
         tokens=rows,
         tolerance=0.0,
+        judge=judge,
         theirs=theirs,
         library="argsort and gather",
     )

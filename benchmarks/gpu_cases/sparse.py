@@ -80,6 +80,11 @@ def makers() -> Iterator[CaseMaker]:
             kernels=("kv_compressor.pool", "kv_compressor.state"),
             make=lambda b, r=ratio, o=is_overlapping: compressor_case(b, r, o),
         )
+    yield CaseMaker(
+        name="compressor, as in a captured graph",
+        kernels=("kv_compressor.pool", "kv_compressor.state"),
+        make=lambda b: compressor_case(b, 4, True, "graph"),
+    )
 
 
 def mla_case(bench: Bench, kv_format: Any, heads: int, phase: Any, top_k: int) -> Case:
@@ -218,12 +223,15 @@ def index_top_k_case(bench: Bench, blocks: int) -> Case:
     )
 
 
-def compressor_case(bench: Bench, ratio: int, is_overlapping: bool) -> Case:
+def compressor_case(
+    bench: Bench, ratio: int, is_overlapping: bool, graph_mode: Any = "eager"
+) -> Case:
     """A prompt beside decodes, of which some close a window."""
     dim = bench.size(512, 40)
     request = KvCompressorRequest(
-        phase="prefill", ratio=ratio, head_dim=dim, is_overlapping=is_overlapping, dtype="bfloat16"
-    )
+        phase="prefill", ratio=ratio, head_dim=dim, is_overlapping=is_overlapping,
+        dtype="bfloat16", graph_mode=graph_mode,
+    )  # fmt: skip
     prompt = bench.size(4096, 2 * ratio + 3)
     pieces = [(prompt, prompt), (1, 4 * ratio), (1, 5 * ratio + 1), (3, 2 * ratio + 1)]
     tokens = sum(new for new, _ in pieces)
@@ -236,7 +244,7 @@ def compressor_case(bench: Bench, ratio: int, is_overlapping: bool) -> Case:
         entry_start_loc=starts_of(bench, [n // ratio - (n - new) // ratio for new, n in pieces]),
     )
     return reference_case(
-        f"compressor of {ratio}, {tokens} tokens of {request.width}",
+        f"compressor of {ratio}, {tokens} tokens of {request.width}, {graph_mode}",
         request,
         kv_compressor.bind,
         bench,
