@@ -9,7 +9,7 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
-from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
 from hal_kernels.compressed_attention.triton_tuning import shape_of
 from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
@@ -133,7 +133,7 @@ def _rows_of(
 
 
 def _layout(name: str, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
-    """Rows, their bfloat16 tails, and the strides of pages and rows."""
-    if name == "bf16":
+    """Rows, their 16-bit tails, and the strides of pages and rows."""
+    if name in PLAIN_FORMATS:
         return cache, cache, (cache.stride(0), cache.stride(1))
     return cache, cache.view(torch.bfloat16), (cache.stride(0), KV_FORMATS[name].data_bytes)

@@ -10,9 +10,10 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.compressed_attention.triton_variants import V41_MAIN
+from hal_kernels.mla_attention.row_dtypes import dtype_reasons
 
 _KERNEL = "compressed_attention.paged"
-_FORMATS = ("bf16", "v4_584")
+_FORMATS = ("bf16", "fp16", "v4_584")
 _MOST_DIM = 512
 
 
@@ -23,13 +24,14 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if the kernel serves and its machine code is of an allowed tier."""
-    if request.dtype != "bfloat16":
-        return [not_written(_KERNEL, "dtype", "bfloat16", request.dtype)]
     main = request.main_format if request.compress_ratio else request.window_format
+    misfit = dtype_reasons(_KERNEL, request.dtype, {request.window_format, main})
+    if misfit:
+        return misfit
     is_v41 = request.window_format == "v41_528" and main in V41_MAIN
     if not is_v41 and (request.window_format not in _FORMATS or main not in _FORMATS):
         found = f"{request.window_format} and {main}"
-        required = "bf16, v4_584, or v41_528 with entries in v41_528 or fp4_288"
+        required = "bf16, fp16, v4_584, or v41_528 with entries in v41_528 or fp4_288"
         return [not_written(_KERNEL, "rows", required, found)]
     if not is_v41 and request.window_format != main:
         found = f"{request.window_format} and {main}"
@@ -48,5 +50,5 @@ def not_supported_reasons(
     form = "sparse" if request.top_k else "dense"
     kernel = "compressed_attention.v41" if is_v41 else _KERNEL
     return evidence_reasons(
-        kernel, device, dtype="bfloat16", config=f"{main}-{form}-{phase}", allowed=allowed
+        kernel, device, dtype=request.dtype, config=f"{main}-{form}-{phase}", allowed=allowed
     )

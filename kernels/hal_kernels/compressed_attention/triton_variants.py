@@ -94,7 +94,7 @@ def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -
 def _variants(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         _variant(target, name, phase, top_k=top_k, ratio=ratio)
-        for name in ("bf16", "v4_584")
+        for name in ("bf16", "fp16", "v4_584")
         for phase in ("decode", "prefill")
         for top_k, ratio in ((512, 4), (0, 128))
     )

@@ -23,6 +23,8 @@ def not_supported_reasons(
     """Empty if it serves. The machine code judged is that of the nearest head size."""
     rounded = _rounded_dtype(device.arch)
     config = f"d{64 if request.head_dim <= 64 else 128}{'-norm' if request.has_qk_norm else ''}"
+    if request.dtype == "float16":
+        config += "-fp16"
     reasons: list[Reason] = []
     if request.kv_dtype != request.dtype:
         config += "-fp8"

@@ -27,28 +27,33 @@ def _power_of_two(value: int) -> int:
 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
-    caches = {"": "bfloat16"}
+    caches = {"": ("bfloat16", "bfloat16"), "-fp16": ("float16", "float16")}
     if target.arch not in NO_FP8:
-        caches["-fp8"] = target.fp8_dtype
+        caches["-fp8"] = "bfloat16", target.fp8_dtype
+        caches["-fp16-fp8"] = "float16", target.fp8_dtype
     return tuple(
-        _variant(target, f"d{head_dim}{'-norm' if norm else ''}{suffix}", head_dim, norm, cache)
+        _variant(
+            target, f"d{head_dim}{'-norm' if norm else ''}{suffix}", head_dim, norm, dtype, cache
+        )
         for head_dim in (64, 128)
         for norm in (False, True)
-        for suffix, cache in caches.items()
+        for suffix, (dtype, cache) in caches.items()
     )
 
 
-def _variant(target: Target, config: str, head_dim: int, norm: bool, cache: str) -> KernelVariant:
+def _variant(
+    target: Target, config: str, head_dim: int, norm: bool, dtype: str, cache: str
+) -> KernelVariant:
     block_r, block_p, block_h = launch_blocks(head_dim, head_dim, 32, target.warp_size)
     return KernelVariant(
         dtype="",
         config=config,
         pointers={
-            "q_THD_ptr": "bfloat16",
-            "k_TKD_ptr": "bfloat16",
-            "v_TKV_ptr": "bfloat16",
-            "q_weight_D_ptr": "bfloat16",
-            "k_weight_D_ptr": "bfloat16",
+            "q_THD_ptr": dtype,
+            "k_TKD_ptr": dtype,
+            "v_TKV_ptr": dtype,
+            "q_weight_D_ptr": dtype,
+            "k_weight_D_ptr": dtype,
             "positions_T_ptr": "int64",
             "table_PR_ptr": "float32",
             "k_cache_SKD_ptr": cache,

@@ -14,17 +14,19 @@ from hal.ops.compressed_attention import (
     CompressedAttentionRequest,
     reference,
 )
+from hal.ops.kv_formats import PLAIN_FORMATS
+from hal_kernels.compressed_attention.triton_limits import not_supported_reasons
 from sparse_cases import index_lists, metadata, paged_rows
 
 # Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
-TOLERANCE = 2.0**-7
+TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # float16 has 3 more bits
 
 
 def request_of(name: str, phase: str, **fields: Any) -> CompressedAttentionRequest:
     defaults: dict[str, Any] = {
         "phase": phase,
         "num_heads": 5,
-        "head_dim": 32 if name == "bf16" else 512,
+        "head_dim": 32 if name in PLAIN_FORMATS else 512,
         "rope_dim": 64 if name == "v4_584" else 16,
         "window": 20,
         "top_k": 64,
@@ -33,7 +35,7 @@ def request_of(name: str, phase: str, **fields: Any) -> CompressedAttentionReque
         "window_format": name,
         "main_format": name,
         "block_size": 16,
-        "dtype": "bfloat16",
+        "dtype": "float16" if name == "fp16" else "bfloat16",
     }
     return CompressedAttentionRequest(**(defaults | fields))
 
@@ -61,11 +63,12 @@ def run(
         max_seq_len=plain.max_seq_len,
     )
     tokens = sum(new for _, new in lengths)
-    q = torch.randn(tokens, request.num_heads * dim + 32).bfloat16()[:, 16:-16]
+    dtype = getattr(torch, request.dtype)
+    q = torch.randn(tokens, request.num_heads * dim + 32).to(dtype)[:, 16:-16]
     lists = index_lists(lengths, request.top_k, ratio) if request.top_k else None
     kernel = triton_compressed.bind(request, gpu(arch), scale=0.1, sinks=sinks)
     found = kernel(q, window, main, meta, lists)
-    is_plain = name == "bf16"
+    is_plain = name in PLAIN_FORMATS
     wide = [None if c is None else c.double() if is_plain else c for c in (window, main)]
     exact_sinks = None if sinks is None else sinks.double()
     exact = reference(request, scale=0.1, sinks=exact_sinks)(q.double(), *wide, meta, lists)
@@ -77,9 +80,9 @@ def check(
 ) -> None:
     sinks = torch.randn(request.num_heads) if request.has_sinks else None
     found, exact = run(request, lengths, sinks, arch)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == getattr(torch, request.dtype)
     assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+    assert (found.double() - exact).abs().max() <= TOLERANCE[found.dtype] * exact.abs().max()
 
 
 DECODE = [(1, 1), (3, 1), (67, 1), (300, 1)]
@@ -88,9 +91,19 @@ PREFILL = [(5, 5), (70, 2), (4, 0), (1, 1)]
 
 @pytest.mark.parametrize("top_k", [0, 64])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_decode_and_prefill(top_k: int, has_sinks: bool) -> None:
-    check(request_of("bf16", "decode", top_k=top_k, has_sinks=has_sinks), DECODE)
-    check(request_of("bf16", "prefill", top_k=top_k, has_sinks=has_sinks), PREFILL, "gfx1100")
+@pytest.mark.parametrize("name", PLAIN_FORMATS)
+def test_decode_and_prefill(name: str, top_k: int, has_sinks: bool) -> None:
+    check(request_of(name, "decode", top_k=top_k, has_sinks=has_sinks), DECODE)
+    check(request_of(name, "prefill", top_k=top_k, has_sinks=has_sinks), PREFILL, "gfx1100")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("float16", "v4_584"), ("float16", "bf16"), ("bfloat16", "fp16")]
+)
+def test_rows_of_another_dtype_are_refused(dtype: str, name: str) -> None:
+    (reason,) = not_supported_reasons(request_of(name, "decode", dtype=dtype), gpu("sm_90"))
+    assert reason.what == f"compressed_attention.paged: rows for {dtype} queries"
+    assert reason.found == name
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -134,5 +147,5 @@ def test_sinks_that_outweigh_every_key_and_sinks_that_are_none(phase: str) -> No
     sinks = torch.tensor([1e4, -1e4, float("-inf"), 0.0, 50.0])
     found, exact = run(request_of("bf16", phase), [(50, 1), (2, 1)], sinks)
     assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+    assert (found.double() - exact).abs().max() <= TOLERANCE[found.dtype] * exact.abs().max()
     assert not found.view(2, 5, 32)[:, 0].any()
