@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.index_logits.fp4_kernels import _index_logits_fp4_kernel
 from hal_kernels.index_logits.triton_kernels import _index_logits_kernel
+from hal_kernels.index_logits.triton_tuning import chosen_tiles, shape_of
 from hal_kernels.index_logits.triton_variants import (
     KEY_FORMATS,
     fp4_constants,
@@ -21,6 +22,7 @@ from hal_kernels.index_logits.triton_variants import (
     tiles,
     unit_of,
 )
+from hal_kernels.tuning.store import tuned_rows
 
 IndexLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
 
@@ -44,26 +46,24 @@ def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> In
         "KEY_FORMAT": KEY_FORMATS[request.key_format],
         "Q_IS_FP8": is_fp8,
         "UNIT": unit_of(target) if is_fp8 else "bf16",
-        **tiles(target, is_decode=request.phase == "decode"),
     }
+    default = chosen_tiles(tiles(target, is_decode=request.phase == "decode"))
+    tuned = tuned_rows(shape_of(request, device), device)
 
     def kernel(
         q: torch.Tensor, weights: torch.Tensor, key_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
         width = meta.max_seq_len // request.compress_ratio
         out = torch.empty((q.shape[0], width), dtype=torch.float32, device=q.device)
-        grid = (
-            -(-width // constants["BLOCK_N"]),
-            -(-meta.max_query_len // constants["BLOCK_Q"]),
-            meta.seq_lens.shape[0],
-        )
+        options = tuned.choose(q.shape[0], default)
+        grid = _grid(width, meta, options)
         if q.shape[0] and min(grid):
             keys, scales, places = _layout(request, key_cache)
             _index_logits_kernel[grid](
                 q.view(torch.uint8) if is_fp8 else q, weights, keys, scales, out,
                 meta.query_start_loc, meta.seq_lens, meta.block_table,
                 scale, width, q.stride(0), weights.stride(0), out.stride(0),
-                meta.block_table.stride(0), *places, **constants,
+                meta.block_table.stride(0), *places, **constants, **options,
             )  # fmt: skip
         return out
 
@@ -73,10 +73,9 @@ def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> In
 def _bind_fp4(request: IndexLogitsRequest, device: DeviceSpec, scale: float) -> IndexLogits:
     """An FP8 query over keys of four bits."""
     target, page = target_of(device), request.block_size
-    constants = {
-        **fp4_constants(target, request.num_heads, page, request.compress_ratio),
-        **fp4_tiles(target, is_decode=request.phase == "decode"),
-    }
+    constants = fp4_constants(target, request.num_heads, page, request.compress_ratio)
+    default = chosen_tiles(fp4_tiles(target, is_decode=request.phase == "decode"))
+    tuned = tuned_rows(shape_of(request, device), device)
     scale_start = page * KV_FORMATS[request.key_format].data_bytes
 
     def kernel(
@@ -84,21 +83,25 @@ def _bind_fp4(request: IndexLogitsRequest, device: DeviceSpec, scale: float) -> 
     ) -> torch.Tensor:
         width = meta.max_seq_len // request.compress_ratio
         out = torch.empty((q.shape[0], width), dtype=torch.float32, device=q.device)
-        grid = (
-            -(-width // constants["BLOCK_N"]),
-            -(-meta.max_query_len // constants["BLOCK_Q"]),
-            meta.seq_lens.shape[0],
-        )
+        options = tuned.choose(q.shape[0], default)
+        grid = _grid(width, meta, options)
         if q.shape[0] and min(grid):
             _index_logits_fp4_kernel[grid](
                 q.view(torch.uint8), weights, key_cache, out,
                 meta.query_start_loc, meta.seq_lens, meta.block_table,
                 scale, width, q.stride(0), weights.stride(0), out.stride(0),
-                meta.block_table.stride(0), key_cache.stride(0), scale_start, **constants,
+                meta.block_table.stride(0), key_cache.stride(0), scale_start,
+                **constants, **options,
             )  # fmt: skip
         return out
 
     return kernel
+
+
+def _grid(width: int, meta: AttentionMetadata, options: Mapping[str, int]) -> tuple[int, int, int]:
+    """Tiles of entries, tiles of queries, sequences."""
+    tiles_of_queries = -(-meta.max_query_len // options["BLOCK_Q"])
+    return -(-width // options["BLOCK_N"]), tiles_of_queries, meta.seq_lens.shape[0]
 
 
 def _layout(
