@@ -13,6 +13,7 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_kernels import _mla_attention_kernel
+from hal_kernels.mla_attention.triton_tuning import shape_of
 from hal_kernels.mla_attention.triton_variants import (
     SPLIT_KEYS,
     chunks,
@@ -22,6 +23,8 @@ from hal_kernels.mla_attention.triton_variants import (
     wide_tiles,
 )
 from hal_kernels.mla_attention.wide_kernels import _mla_attention_wide_kernel
+from hal_kernels.tuning.key_tiles import STEPS, chosen
+from hal_kernels.tuning.store import tuned_rows
 
 _SCALE_START, _TAIL_START, _ROW_BYTES = 512, 528, 656  # of a row of fp8_656
 
@@ -50,9 +53,10 @@ def bind(
         "IS_PACKED": request.kv_format == "fp8_656",
         # A prompt has programs enough, and parts of all its queries would fill the memory.
         "IS_WHOLE": request.phase != "decode",
-        **options,
+        **{name: value for name, value in options.items() if name not in STEPS},
         **chunks(request.kv_lora_rank, options["CHUNK"]),
     }
+    default, tuned = chosen(options), tuned_rows(shape_of(request, device), device)
     heads, rank = request.num_heads, request.kv_lora_rank
     units = int(device.attributes.get("compute_units", 0))
     merge = {"WIDTH": rank, "BLOCK_L": max(16, triton.next_power_of_2(rank)), "HAS_SINKS": False}
@@ -80,7 +84,7 @@ def bind(
             q, *views, lists, part, peak, total,
             meta.query_start_loc, meta.seq_lens, meta.block_table,
             scale, splits, q.stride(0), lists.stride(0), meta.block_table.stride(0), *places,
-            **constants,
+            **constants, **tuned.choose(tokens, default),
         )  # fmt: skip
         if not is_whole:
             _merge_splits_kernel[(tokens, heads)](

@@ -21,7 +21,7 @@ KEYS = 4096
 
 STEPS = ("BLOCK_N", "num_warps", "num_stages")
 _LAUNCH = ("num_warps", "num_stages")
-_NO_NAN = 0x70  # bytes below it are numbers in every format of a cache, and scales around 1
+_DIFFERENT_PAGES = 64
 
 
 def chosen(constants: Mapping[str, Any], names: Sequence[str] = STEPS) -> dict[str, int]:
@@ -74,17 +74,21 @@ def page_table(sequences: int, rows: int, page: int, device: Any) -> Any:
 
 
 def cache_of(name: str, table: Any, dim: int, page: int) -> Any:
-    """A cache of random rows in a format of `hal.ops.kv_formats`; of a packed one random bytes,
-    none of which is no number: what they mean takes no time."""
+    """A cache of random rows in a format of `hal.ops.kv_formats`; of a packed one a few pages are
+    made and repeated, as rounding all rows of a large cache would take its memory several times."""
     import torch
 
-    from hal.ops.kv_formats import KV_FORMATS
+    from hal.ops.kv_formats import KV_FORMATS, write_rows
 
-    pages = table.numel()
+    pages, device = table.numel(), table.device
     if name == "bf16":
-        return torch.randn(pages, page, dim, device=table.device).to(torch.bfloat16)
-    shape = (pages, KV_FORMATS[name].page_bytes(page))
-    return torch.randint(0, _NO_NAN, shape, dtype=torch.uint8, device=table.device)
+        return torch.randn(pages, page, dim, device=device).to(torch.bfloat16)
+    made = min(pages, _DIFFERENT_PAGES)
+    shape = (made, KV_FORMATS[name].page_bytes(page))
+    cache = torch.zeros(shape, dtype=torch.uint8, device=device)
+    slots = torch.arange(made * page, device=device)
+    write_rows(name, cache, page, slots, torch.randn(made * page, dim, device=device))
+    return cache.repeat(-(-pages // made), 1)[:pages].contiguous()
 
 
 def metadata(table: Any, context: int, queries: Sequence[int]) -> AttentionMetadata:

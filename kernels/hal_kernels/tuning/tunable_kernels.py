@@ -16,6 +16,7 @@ from hal_kernels.compressed_attention import triton_tuning as compressed_attenti
 from hal_kernels.gemm import triton_tuning as gemm
 from hal_kernels.grouped_gemm import triton_tuning as grouped_gemm
 from hal_kernels.index_logits import triton_tuning as index_logits
+from hal_kernels.mla_attention import triton_tuning as mla_attention
 from hal_kernels.nsa_attention import triton_tuning as nsa_attention
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.tunable import TunableKernel
@@ -27,6 +28,7 @@ _KERNELS: tuple[TunableKernel, ...] = (
     *gemm.TUNABLE,
     *grouped_gemm.TUNABLE,
     *index_logits.TUNABLE,
+    *mla_attention.TUNABLE,
     *nsa_attention.TUNABLE,
 )
 TUNABLE: Mapping[str, TunableKernel] = MappingProxyType({k.kernel: k for k in _KERNELS})
@@ -40,6 +42,7 @@ SHAPE_OF: Mapping[str, ShapeOf] = MappingProxyType(
         "gemm": gemm.shape_of,
         "grouped_gemm": grouped_gemm.shape_of,
         "index_logits": index_logits.shape_of,
+        "mla_attention": mla_attention.shape_of,
     }
 )
 """Op -> the kernel and the class of a request."""

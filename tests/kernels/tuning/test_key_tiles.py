@@ -26,6 +26,7 @@ from hal_kernels.tuning.uses import kernel_uses
 
 _BLOCKS = {"group": 2, "head_dim": 24, "key_block": 64, "kv_heads": 1, "places": 2}
 _ENTRIES = {"entries": 25, "head_dim": 512, "heads": 3, "ratio": 4, "window": 20}
+_LATENT = {"keys": 100, "rank": 32, "rope": 64}
 _INDEX = {"heads": 3, "head_dim": 128}
 # Blocks that are all selected: of almost equal ones none is left to rounding.
 _NSA = {
@@ -41,6 +42,9 @@ CASES: tuple[tuple[str, str, Mapping[str, int]], ...] = (
     ("index_logits.paged", "bf16-prefill", _INDEX),
     ("index_logits.paged", "fp8_132-decode", _INDEX),
     ("index_logits.fp4", "fp4_68-prefill", _INDEX),
+    ("mla_attention.paged", "bf16-dense-decode", {**_LATENT, "heads": 3}),
+    ("mla_attention.paged", "bf16-sparse-prefill-h32", {**_LATENT, "heads": 20}),
+    ("mla_attention.wide", "fp8_656-sparse-decode", {**_LATENT, "heads": 64, "rank": 512}),
     ("nsa_attention.entries", "d128-whole", _NSA),
     ("nsa_attention.branch", "d128-window", _NSA),
     ("nsa_attention.branch", "d128-split", _NSA),
