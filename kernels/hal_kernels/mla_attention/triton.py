@@ -9,6 +9,7 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata
+from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
@@ -100,7 +101,7 @@ def _layout(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], tuple[int, ...]]:
     """Latent parts, scales and rotary parts of a cache, and (page, row) strides of each, with where
     the latter two begin in a row."""
-    if request.kv_format == "bf16":
+    if request.kv_format in PLAIN_FORMATS:
         page, row = cache.stride(0), cache.stride(1)
         return (cache, cache, cache), (page, row, 0, 0, 0, page, row, request.kv_lora_rank)
     scales, tails = cache.view(torch.float32), cache.view(torch.bfloat16)

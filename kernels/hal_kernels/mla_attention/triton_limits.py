@@ -8,7 +8,8 @@ from hal.device import DeviceSpec
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.mla_attention.row_dtypes import dtype_reasons
 from hal_kernels.mla_attention.triton_variants import config_of, is_wide
 
 _KERNEL = "mla_attention.paged"
@@ -22,8 +23,9 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if the kernel serves and its machine code is of an allowed tier."""
-    if request.dtype != "bfloat16":
-        return [not_written(_KERNEL, "dtype", "bfloat16", request.dtype)]
+    misfit = dtype_reasons(_KERNEL, request.dtype, {request.kv_format})
+    if misfit:
+        return misfit
     widths = request.kv_lora_rank, request.rope_dim
     if widths[0] > _WIDEST[0] or widths[1] > _WIDEST[1]:
         return [
@@ -44,7 +46,7 @@ def not_supported_reasons(
     return evidence_reasons(
         "mla_attention.wide" if is_of_64 else _KERNEL,
         device,
-        dtype="bfloat16",
+        dtype=request.dtype,
         config=config,
         allowed=allowed,
     )

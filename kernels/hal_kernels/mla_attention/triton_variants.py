@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hal.ops.kv_formats import PLAIN_FORMATS
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -26,13 +27,13 @@ def block_heads(kv_format: str, heads: int) -> int:
     """Heads that share a program, and each row that it reads: 32 where there are as many, as the
     sums of 32 take no more registers a thread than those of 16 by half as many warps. Rows that are
     unpacked pass through the registers too, and leave room for 16."""
-    return 32 if kv_format == "bf16" and heads > 16 else 16
+    return 32 if kv_format in PLAIN_FORMATS and heads > 16 else 16
 
 
 def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
     """Tile sizes and launch options of a kernel of so many heads, chosen so that nothing spills:
     see the evidence."""
-    is_packed, rows = kv_format != "bf16", block_heads(kv_format, heads)
+    is_packed, rows = kv_format not in PLAIN_FORMATS, block_heads(kv_format, heads)
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
         chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
@@ -81,7 +82,7 @@ def is_wide(arch: str, heads: int, rope_dim: int) -> bool:
 def wide_tiles(kv_format: str) -> dict[str, Any]:
     """Tile sizes and launch options of a program of 64 heads. Shared memory holds the query and two
     tiles of keys; packed ones pass through registers a few columns at a time."""
-    is_packed = kv_format != "bf16"
+    is_packed = kv_format not in PLAIN_FORMATS
     return {
         "BLOCK_H": 64,
         "CHUNK": 64 if is_packed else 256,
@@ -96,6 +97,7 @@ def _variant(
 ) -> KernelVariant:
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     is_packed, is_whole = kv_format == "fp8_656", phase == "prefill"
+    dtype = "float16" if kv_format == "fp16" else "bfloat16"
     integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr", "indices_TK_ptr")
     strides = (
         "num_splits", "stride_q", "stride_indices", "stride_table", "stride_page", "stride_row",
@@ -108,14 +110,14 @@ def _variant(
     else:
         divisible |= {"stride_tail_page", "stride_tail_row", "tail_start"}
     return KernelVariant(
-        dtype="bfloat16",
+        dtype=dtype,
         config=config,
         pointers={
-            "q_TD_ptr": "bfloat16",
-            "rows_ptr": "uint8" if is_packed else "bfloat16",
-            "scales_ptr": "float32" if is_packed else "bfloat16",
-            "tails_ptr": "bfloat16",
-            "out_ptr": "bfloat16" if is_whole else "float32",
+            "q_TD_ptr": dtype,
+            "rows_ptr": "uint8" if is_packed else dtype,
+            "scales_ptr": "float32" if is_packed else dtype,
+            "tails_ptr": dtype,
+            "out_ptr": dtype if is_whole else "float32",
             "peak_THS_ptr": "float32",
             "total_THS_ptr": "float32",
             **dict.fromkeys(integers, "int32"),
@@ -143,7 +145,7 @@ def _variant(
 
 _FORMS = tuple(
     (kv_format, phase, top_k)
-    for kv_format in ("bf16", "fp8_656")
+    for kv_format in ("bf16", "fp16", "fp8_656")
     for phase, top_k in (("decode", 2048), ("decode", 0), ("prefill", 2048), ("prefill", 0))
 )
 

@@ -12,6 +12,7 @@ import hal_kernels.mla_attention.triton as triton_mla
 from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata
+from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.ops.mla_attention import MlaAttentionRequest, reference
 from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.limits import evidence_asked
@@ -35,7 +36,7 @@ WIDE = {
 }  # 64 heads a program
 SM_90 = find_target("sm_90")
 # Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
-TOLERANCE = 2.0**-7
+TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # float16 has 3 more bits
 
 
 def request_of(shape: str, phase: str, **fields: Any) -> MlaAttentionRequest:
@@ -64,15 +65,16 @@ def check(
     )
     meta = metadata(lengths, table)
     tokens = sum(new for _, new in lengths)
-    q = torch.randn(tokens, request.num_heads * request.row_dim + 32).bfloat16()[:, 16:-16]
+    dtype = getattr(torch, request.dtype)
+    q = torch.randn(tokens, request.num_heads * request.row_dim + 32).to(dtype)[:, 16:-16]
     lists = index_lists(lengths, request.top_k) if request.top_k else None
     device = gpu(on) if isinstance(on, str) else on
     found = triton_mla.bind(request, device, scale=0.1)(q, cache, meta, lists)
-    wide = cache.double() if request.kv_format == "bf16" else cache
+    wide = cache.double() if request.kv_format in PLAIN_FORMATS else cache
     exact = reference(request, scale=0.1)(q.double(), wide, meta, lists)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == dtype
     assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+    assert (found.double() - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
 
 
 @pytest.mark.parametrize("top_k", [0, 64])
@@ -169,6 +171,41 @@ def test_what_runs_is_what_was_compiled(kv_format: str, heads: int, rows: int) -
             options.pop("num_stages"),
         )
         assert options.items() <= variant.constants.items()
+
+
+@pytest.mark.parametrize("top_k", [0, 64])
+@pytest.mark.parametrize("shape", ["small", "two-of-32", "wide-48"])
+def test_float16_rows(shape: str, top_k: int) -> None:
+    fields = {"kv_format": "fp16", "dtype": "float16", "top_k": top_k}
+    check(request_of(shape, "decode", **fields), [(1, 1), (67, 1)])
+    check(request_of(shape, "prefill", **fields), [(70, 2), (4, 0), (1, 1)], "gfx1100")
+
+
+def test_float16_rows_up_to_the_largest_number() -> None:
+    """The sums are in float32, and a mean of values is no larger than they are."""
+    request = request_of("small", "decode", kv_format="fp16", dtype="float16")
+    cache, table = paged_rows("fp16", [40], request.row_dim, request.block_size)
+    cache[..., 0] = torch.finfo(torch.float16).max
+    q = torch.randn(1, 5 * request.row_dim).half()
+    q.view(5, request.row_dim)[:, 0] = 0.0  # or it decides every weight
+    meta = metadata([(40, 1)], table)
+    found = triton_mla.bind(request, gpu("sm_90"), scale=0.1)(q, cache, meta)
+    exact = reference(request, scale=0.1)(q.double(), cache.double(), meta)
+    assert found.isfinite().all()
+    error = (found.double() - exact).view(5, -1).abs()
+    most = exact.view(5, -1).abs()
+    for columns in (slice(0, 1), slice(1, None)):
+        assert error[:, columns].max() <= TOLERANCE[torch.float16] * most[:, columns].max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_format"), [("float16", "fp8_656"), ("float16", "bf16"), ("bfloat16", "fp16")]
+)
+def test_rows_of_another_dtype_are_refused(dtype: str, kv_format: str) -> None:
+    request = request_of("v3", "decode", dtype=dtype, kv_format=kv_format)
+    (reason,) = not_supported_reasons(request, gpu("sm_90"))
+    assert reason.what == f"mla_attention.paged: rows for {dtype} queries"
+    assert reason.found == kv_format
 
 
 def test_attention_that_is_not_causal() -> None:
