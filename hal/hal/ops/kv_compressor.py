@@ -116,10 +116,10 @@ def reference(
             entries += _pooled(request, rows, at)
             last = slice(-request.state_rows, None)
             state[slot, at[last] % request.state_rows] = new[last].to(state.dtype)
-        rows = len(entries)
+        count = len(entries)
         if request.graph_mode == "graph":
-            rows = request.most_entries(kv.shape[0], meta.seq_lens.shape[0])
-        out = kv.new_zeros((rows, request.head_dim))
+            count = request.most_entries(kv.shape[0], meta.seq_lens.shape[0])
+        out = kv.new_zeros((count, request.head_dim))
         if not entries:
             return out
         pooled = torch.stack(entries)
