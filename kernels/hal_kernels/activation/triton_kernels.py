@@ -21,8 +21,10 @@ def _gated_activation_kernel(
     gate = tl.load(x_R2F_ptr + row * stride_x + offs, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_R2F_ptr + row * stride_x + F + offs, mask=inside, other=0.0).to(tl.float32)
     if HAS_CLAMP:
-        gate = tl.minimum(gate, clamp)
-        up = tl.minimum(tl.maximum(up, -clamp), clamp)
+        # Without propagate_nan a NaN would become the clamp.
+        gate = tl.minimum(gate, clamp, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -clamp, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, clamp, propagate_nan=tl.PropagateNan.ALL)
     if IS_GELU:
         inner = _SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
         # tanh(z) = 2 / (1 + exp(-2 z)) - 1

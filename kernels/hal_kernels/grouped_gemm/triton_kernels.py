@@ -38,8 +38,10 @@ def _activated(acc, up, IS_GATED: tl.constexpr, CLAMP: tl.constexpr):
     from above and the other half on both sides, before."""
     if IS_GATED:
         if CLAMP > 0.0:
-            acc = tl.minimum(acc, CLAMP)
-            up = tl.minimum(tl.maximum(up, -CLAMP), CLAMP)
+            # Without propagate_nan a NaN would become the clamp.
+            acc = tl.minimum(acc, CLAMP, propagate_nan=tl.PropagateNan.ALL)
+            up = tl.maximum(up, -CLAMP, propagate_nan=tl.PropagateNan.ALL)
+            up = tl.minimum(up, CLAMP, propagate_nan=tl.PropagateNan.ALL)
         acc = acc / (1.0 + tl.exp(-acc)) * up
     return acc
 

@@ -82,6 +82,21 @@ def test_dense(n: int, k: int, epilogue: str, clamp: float) -> None:
     assert kernel(x[:0], nothing).shape[0] == 0
 
 
+@pytest.mark.parametrize("half", ["gate", "up"])
+def test_a_clamp_keeps_what_is_not_a_number(half: str) -> None:
+    n, k = 130, 96
+    x, offsets = inputs(k)
+    weight = (torch.randn(len(ROWS), n, k) / k**0.5).bfloat16()
+    feature = 3
+    weight[:, feature + (0 if half == "gate" else n // 2)] = float("nan")
+    kernel = triton_grouped.bind(
+        request_of("bfloat16", n, k, "silu_gated", CLAMP), gpu("sm_90"), weight=weight
+    )
+    found = kernel(x, offsets).isnan()
+    assert found[:, feature].all()
+    assert int(found.sum()) == found.shape[0]
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
 @pytest.mark.parametrize(

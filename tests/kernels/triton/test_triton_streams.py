@@ -98,6 +98,17 @@ def test_gated_activation(dtype: str, fields: dict[str, Any], width: int) -> Non
     assert kernel(x[:0]).shape == (0, width)
 
 
+def test_a_clamp_keeps_what_is_not_a_number() -> None:
+    width = 70
+    request = GatedActivationRequest(width=width, dtype="bfloat16", clamp=1.5)
+    x = (torch.randn(3, 2 * width) * 4).bfloat16()
+    x[0, 5] = x[1, width + 7] = x[2, 9] = x[2, width + 9] = float("nan")
+    found = triton_activation.bind(request, gpu("sm_90"))(x)
+    expected = torch.zeros(3, width, dtype=torch.bool)
+    expected[0, 5] = expected[1, 7] = expected[2, 9] = True
+    assert torch.equal(found.isnan(), expected)
+
+
 @pytest.mark.parametrize("hidden", [64, 2500])
 def test_embedding(hidden: int) -> None:
     request = EmbeddingRequest(vocab_size=40, hidden_size=hidden, dtype="bfloat16")
