@@ -27,7 +27,10 @@ def differences() -> str:
                     row = (version, kernel.kernel, reference.tier, variant.tier)
                     rows.setdefault(row, Counter())[kernel.target] += 1
                     spills.setdefault(row, []).append(variant.spills)
-    told = ", ".join(f"{number:,} variants by {version}" for version, number in compared.items())
+    of = sum(len(kernel.variants) for kernel in stored_evidence())
+    told = ", ".join(
+        f"{number:,} of {of:,} variants by {version}" for version, number in compared.items()
+    )
     lines = [
         [
             version,
@@ -39,7 +42,7 @@ def differences() -> str:
         for (version, kernel, before, after), counts in sorted(rows.items())
     ]
     table = markdown(["Triton", "Kernel", f"with {REFERENCE}", "with it", "Variants"], lines)
-    return f"Compiled and compared: {told}.\n\n{table}"
+    return f"Compiled from today's sources and compared: {told}.\n\n{table}"
 
 
 def _registers(spilled: list[int]) -> str:

@@ -10,7 +10,7 @@ pays by as much as it gains is a trade and no advantage:
   take time. Where a peer is better in one and worse in the other, the bytes that each resident
   warp has to move decide, which is the time as long as bytes in flight are what limits it.
 
-A trade is never left out: the table names it with its price.
+The table names the trade of each metric, of several the peer that is best in it, with its price.
 """
 
 from __future__ import annotations

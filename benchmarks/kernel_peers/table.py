@@ -8,7 +8,6 @@ from typing import Any
 
 from hal_kernels.aot.evidence import Evidence, short_instruction
 from kernel_peers.compiling import Finding
-from kernel_peers.explanations import explanation
 from kernel_peers.judging import dominates, judge, resident_warps
 from kernel_peers.launches import Problem
 
@@ -67,7 +66,6 @@ def document(found: Sequence[Cell], versions: Mapping[str, str], today: str) -> 
                 "traded": dict(cell.traded),
                 "beaten_by": list(cell.beaten_by),
                 "better_than": list(cell.better),
-                "explanation": explanation(cell.problem.name, cell.target, cell.worse),
             }
             for cell in found
         ],
@@ -152,7 +150,6 @@ def _verdict(cell: Cell) -> str:
         parts.append(f"beaten by {', '.join(cell.beaten_by)}")
     if cell.worse:
         parts.append("worse: " + "; ".join(f"{m} ({who})" for m, who in cell.worse.items()))
-        parts.append(explanation(cell.problem.name, cell.target, cell.worse))
     if cell.traded:
         parts.append("traded: " + "; ".join(f"{m} ({who})" for m, who in cell.traded.items()))
     if cell.better:

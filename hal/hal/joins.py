@@ -2,8 +2,9 @@
 
 A model lists beside its call sites the joined sites: one op that does what several sites do in a
 row. A plan takes a joined site, from the smallest size on, where a candidate serves it at a tier no
-worse than each part's and is estimated to gain over the parts together; the parts keep the larger
-sizes. Where it is offered and not taken, the plan says why.
+worse than each part's and where, if both are estimated, it gains over the parts together; the parts
+keep the larger sizes. Where it is offered and not taken the plan says why, unless an earlier join
+has its parts.
 """
 
 from __future__ import annotations
