@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from packaging.version import InvalidVersion, Version
 
 from absent_plans import PLAIN, plan, profile
 from gpu_devices import gpu
@@ -75,6 +76,25 @@ def spilled(store: Path, **changes: str) -> KernelEvidence:
 )  # fmt: skip
 def test_versions_are_told_by_two_numbers(version: str, minor: str) -> None:
     assert minor_version(version) == minor
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "3.6", "3", "3.6.0", "v3.6.0", "1!3.6", " 3.6.0 ", "03.06", "3.10.0.1", "3.6.0+git1a2b",
+        "3.6.0+git.1-a_b", "3.6.0.post1", "3.6.0-1", "3.6r4", "3.6rc1", "3.6.0RC1", "3.7a",
+        "3.7.0.dev20260101", "3.7.0rc2.post3.dev4+cu13", "3.6.0-beta.2", "3.6pre", "3.6.0c1",
+        "main", "", "3.6.x", "3.6+", "3.6.0+git+b", "3..6", "3.6 0", "3.6.0.post1.rc1", "-3.6",
+    ],
+)  # fmt: skip
+def test_versions_are_read_as_packaging_reads_them(version: str) -> None:
+    """Which the kernels do without."""
+    try:
+        release = Version(version).release
+    except InvalidVersion:
+        assert minor_version(version) == ""
+    else:
+        assert minor_version(version) == ".".join(map(str, (*release, 0)[:2]))
 
 
 @pytest.mark.parametrize("installed", ["", "3.9.0", "3.9.7"])

@@ -7,12 +7,11 @@ whoever reads the evidence is told. Free of torch and triton.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-
-from packaging.version import InvalidVersion, Version
 
 from hal.errors import UsageError
 from hal_kernels.aot.evidence import STORE, Evidence, KernelEvidence, read_evidence
@@ -26,6 +25,17 @@ STORES: Mapping[str, Path] = MappingProxyType(
 """Minor version -> where its evidence is kept."""
 
 
+# A version of PEP 440, of which the first two numbers are wanted. Written out here: the kernels
+# need no `packaging`, and run where it is not installed.
+_VERSION = re.compile(
+    r"\s*v?(?:\d+!)?(?P<major>\d+)(?:\.(?P<minor>\d+))?(?:\.\d+)*"
+    r"(?:[-_.]?(?:alpha|a|beta|b|preview|pre|c|rc)[-_.]?\d*)?"
+    r"(?:-\d+|[-_.]?(?:post|rev|r)[-_.]?\d*)?(?:[-_.]?dev[-_.]?\d*)?"
+    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?\s*",
+    re.IGNORECASE | re.ASCII,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEvidence:
     """evidence: None if nothing was compiled. caveat: why it need not hold for the Triton that is
@@ -37,11 +47,8 @@ class FoundEvidence:
 
 def minor_version(version: str) -> str:
     """ "3.6" of "3.6.0+git1a2b"; "" of what is no version."""
-    try:
-        release = Version(version).release
-    except InvalidVersion:
-        return ""
-    return ".".join(str(number) for number in (*release, 0)[:2])
+    found = _VERSION.fullmatch(version)
+    return f"{int(found['major'])}.{int(found['minor'] or 0)}" if found else ""
 
 
 def store_of(version: str) -> Path:
