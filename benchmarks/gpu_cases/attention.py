@@ -111,7 +111,6 @@ def projection_case(bench: Bench, *, sequences: int, context: int) -> Case:
         y = functional.scaled_dot_product_attention(rows, keys, values, enable_gqa=True)
         return functional.linear(y.reshape(sequences, -1), weight) + residual
 
-    units = 132 if bench.is_dry else torch.cuda.get_device_properties(0).multi_processor_count
     return reference_case(
         f"attention and projection {sequences} of {context} to {hidden}",
         request,
@@ -120,7 +119,6 @@ def projection_case(bench: Bench, *, sequences: int, context: int) -> Case:
         (q, k, v, metadata(bench, table, context, 1, sequences), residual),
         tokens=sequences,
         tolerance=_TOLERANCE,
-        spec=bench.with_units(units),
         static={"scale": dim**-0.5, "weight": weight},
         theirs=theirs,
         library="SDPA on gathered keys, cuBLAS",

@@ -89,23 +89,31 @@ class Bench:
             self.spec, attributes={**self.spec.attributes, "compute_units": units}
         )
 
+    def without_units(self) -> DeviceSpec:
+        """The device as if nobody knew how many multiprocessors it has: products are of whole tiles
+        or split ones, whatever the model of waves would prefer."""
+        return self.with_units(0)
+
     def as_arch(self, arch: str) -> DeviceSpec:
         """The device as if it were of another architecture: that one's kernel and tiles."""
         return dataclasses.replace(self.spec, arch=arch)
 
 
 def device_spec(is_dry: bool) -> DeviceSpec:
-    """Of the GPU that torch sees, or of an H200 that is interpreted."""
-    arch, name, warp = "sm_90", "interpreter", 32
+    """Of the GPU that torch sees, or of an H200 that is interpreted. compute_units: its
+    multiprocessors, which decide on stream-K, on splits of keys and on passes."""
+    arch, name, warp, units = "sm_90", "interpreter", 32, 132
     if not is_dry:
         major, minor = torch.cuda.get_device_capability()
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         arch, name = f"sm_{major}{minor}", torch.cuda.get_device_name()
+        units = properties.multi_processor_count
         if torch.version.hip:
-            properties = torch.cuda.get_device_properties(0)
             arch, warp = properties.gcnArchName.split(":")[0], properties.warp_size
     return DeviceSpec(
         device_id="gpu:0", vendor="gpu", backend="gpu", name=name, arch=arch,
-        torch_device="cuda", features=frozenset({"triton"}), attributes={"warp_size": warp},
+        torch_device="cuda", features=frozenset({"triton"}),
+        attributes={"warp_size": warp, "compute_units": units},
     )  # fmt: skip
 
 

@@ -100,6 +100,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, epilogue: str) -> torch.Tenso
 
 
 def dense_case(bench: Bench, rows: str, epilogue: str) -> Case:
+    """Of whole tiles or split ones, even where the device would share them out by stream-K."""
     tokens, n = rows_of(bench, rows), bench.size(8192, 64)
     k = bench.size(4096, 2048 if rows != "many" else 96)  # split where it is long
     weight = (bench.randn(n, k) / k**0.5).to(BF16)
@@ -112,6 +113,7 @@ def dense_case(bench: Bench, rows: str, epilogue: str) -> Case:
         (x,),
         tokens=tokens,
         tolerance=_DENSE,
+        spec=bench.without_units(),
         static={"weight": weight},
         theirs=lambda: _linear(x, weight, epilogue),
         library="cuBLAS",
@@ -120,13 +122,13 @@ def dense_case(bench: Bench, rows: str, epilogue: str) -> Case:
 
 def stream_k_case(bench: Bench, epilogue: str) -> Case:
     """Of a size that whole tiles would share out badly, as the model of waves sees it."""
-    units = 132 if bench.is_dry else torch.cuda.get_device_properties(0).multi_processor_count
     tokens, k = bench.size(4096, 8), bench.size(4096, 1024)
-    spec = bench.with_units(bench.size(units, 3))
+    spec = bench.with_units(3) if bench.is_dry else bench.spec
+    units = int(spec.attributes["compute_units"])
     table = "gemm_gated" if epilogue == "silu_gated" else "gemm"
     size = "large" if tokens > 16 else "small"
     tile = tiles_of(gemm.target_of(spec), table, size)
-    slots = int(spec.attributes["compute_units"]) * PROGRAMS_PER_UNIT[size]
+    slots = units * PROGRAMS_PER_UNIT[size]
     blocks, steps = -(-tokens // tile["BLOCK_M"]), -(-k // tile["BLOCK_K"])
     wanted = [c for c in range(1, 4 * slots) if stream_k(blocks * c, steps, slots) is not None]
     if not wanted:

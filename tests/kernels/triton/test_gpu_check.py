@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,19 @@ def test_launches_are_seen_and_only_meanwhile() -> None:
     launched.clear()
     case.ours()
     assert not launched
+
+
+def test_a_live_device_has_its_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(multi_processor_count=77)
+    for name, value in (
+        ("get_device_capability", (9, 0)), ("get_device_name", "a device"),
+        ("current_device", 0), ("get_device_properties", properties),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    bench = Bench(is_dry=False)
+    assert (bench.spec.arch, bench.spec.name) == ("sm_90", "a device")
+    assert bench.spec.attributes["compute_units"] == 77
+    assert bench.without_units().attributes["compute_units"] == 0
 
 
 def test_shares_of_the_time_that_is_left() -> None:
