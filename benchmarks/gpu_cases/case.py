@@ -26,10 +26,11 @@ class Case:
 
     ours, exact: the result of the kernel and the float64 result, tensors or tuples of them.
     tolerance: of the largest value of a row; integers and bytes are to be equal. judge: (found,
-    exact) -> error, where values alone do not say what is right. timed: what is timed, where that
-    is not `ours`; is_timed: whether a time would say anything. theirs: the call of torch's
-    libraries that does the same, named in `library`. flops, bytes_moved: of the call, for the
-    roofline; rate: its matrix unit's speed, in bfloat16's.
+    exact) -> error, where values alone do not say what is right. is_captured: what is judged on a
+    GPU is a replay of `ours` captured in a graph, whose results share no memory with its arguments.
+    timed: what is timed, where that is not `ours`; is_timed: whether a time would say anything.
+    theirs: the call of torch's libraries that does the same, named in `library`. flops,
+    bytes_moved: of the call, for the roofline; rate: its matrix unit's speed, in bfloat16's.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     exact: Call
     tolerance: float
     judge: Callable[[Any, Any], float] | None = None
+    is_captured: bool = False
     timed: Call | None = None
     is_timed: bool = True
     theirs: Call | None = None

@@ -36,14 +36,19 @@ def makers() -> Iterator[CaseMaker]:
         make=lambda b: permute_case(b, "eager"),
     )
     yield CaseMaker(
-        name="rows sorted by expert, as in a captured graph",
+        name="rows sorted by expert, in a captured graph",
         kernels=("moe_dispatch.places", "moe_dispatch.spread"),
         make=lambda b: permute_case(b, "graph"),
     )
     yield CaseMaker(
         name="rows of experts summed",
         kernels=("moe_dispatch.invert", "moe_dispatch.combine"),
-        make=combine_case,
+        make=lambda b: combine_case(b, "eager"),
+    )
+    yield CaseMaker(
+        name="rows of experts summed, in a captured graph",
+        kernels=("moe_dispatch.invert", "moe_dispatch.combine"),
+        make=lambda b: combine_case(b, "graph"),
     )
     yield CaseMaker(name="top-k and top-p", kernels=("sampling.top_k_top_p",), make=sampling_case)
 
@@ -134,25 +139,36 @@ def permute_case(bench: Bench, graph_mode: Any) -> Case:
         tokens=rows,
         tolerance=0.0,
         judge=judge,
+        is_captured=graph_mode == "graph",
         theirs=theirs,
         library="argsort and gather",
     )
 
 
-def combine_case(bench: Bench) -> Case:
-    request, rows = _dispatch(bench, "combine"), bench.size(2048, 7)
+def combine_case(bench: Bench, graph_mode: Any) -> Case:
+    """In a graph there is a row for every choice: those after the last have no source and are not
+    numbers, so that one that is not passed over is seen."""
+    request, rows = _dispatch(bench, "combine", graph_mode), bench.size(2048, 7)
     ids = _choices(bench, rows, request.num_experts, request.top_k).flatten()
-    source = torch.where(ids < 0, request.num_experts, ids).argsort(stable=True)
-    source = source[: int((ids >= 0).sum())].int()
+    source = torch.where(ids < 0, request.num_experts, ids).argsort(stable=True).int()
+    count = int((ids >= 0).sum())
+    if graph_mode == "graph":
+        source[count:] = -1
+    else:
+        source = source[:count]
+    y = bench.bf16(len(source), request.hidden_size)
+    y[count:] = float("nan")
     weights = torch.rand(rows, request.top_k, device=bench.device)
     return reference_case(
-        f"{len(source)} rows of experts summed to {rows} of {request.hidden_size}",
+        f"{count} of {len(source)} rows of experts summed to {rows} of {request.hidden_size}, "
+        + graph_mode,
         request,
         moe_dispatch.bind,
         bench,
-        (bench.bf16(len(source), request.hidden_size), source, weights),
+        (y, source, weights),
         tokens=rows,
         tolerance=2.0**-7,
+        is_captured=graph_mode == "graph",
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from gpu_cases.case import Bench, Case, CaseMaker
-from gpu_cases.judging import error_of, is_within
+from gpu_cases.judging import error_of, is_within, tensors_of
 from gpu_cases.launches import Function, functions_of, names_of, recorded_launches
 from gpu_cases.timing import Rates, time_in_turns
 
@@ -17,6 +18,11 @@ from gpu_cases.timing import Rates, time_in_turns
 LIBRARY_GOAL, BANDWIDTH_GOAL = 0.9, 0.8
 _LEAST_TIMED_S = 0.02
 _POISON_BYTES = 1 << 28
+# NaN as bfloat16, float16, float32 and float64, NaN beside -448 as e4m3, and as an integer neither
+# 0 nor the -1 that pads lists.
+_NO_NUMBER = (0xFE, 0xFF)
+_HOLES = (1 << 20, 1 << 16, 1 << 12, 1 << 9)  # bytes, down to the allocator's unit
+_LEAST_HELD = 64  # of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +87,69 @@ def run_maker(maker: CaseMaker, bench: Bench, *, allowed_s: float, rates: Rates 
 
 
 def _checked_call(case: Case, bench: Bench) -> tuple[object, set[Function]]:
-    """The result and the functions that were launched. Memory that the call gets is not a number,
-    so that an element that nobody wrote is seen."""
-    if not bench.is_dry:
-        poison = torch.full((_POISON_BYTES // 4,), float("nan"), device=bench.device)
-        del poison
+    """The result and the functions that were launched. On a GPU memory that the call gets is not a
+    number, so that an element that nobody wrote is seen."""
+    if bench.is_dry:
+        with recorded_launches() as launched:
+            return case.ours(), launched
+    sizes = [tensor.nbytes for tensor in tensors_of(case.ours())]  # compiles its kernels as well
+    torch.cuda.synchronize()
+    if case.is_captured:
+        return _replayed(case)
+    _poison(sizes, bench.device)
     with recorded_launches() as launched:
         found = case.ours()
-        if not bench.is_dry:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
     return found, launched
+
+
+def _replayed(case: Case) -> tuple[object, set[Function]]:
+    """What a replay of the captured call leaves, and the functions that were captured."""
+    graph = torch.cuda.CUDAGraph()
+    with recorded_launches() as launched, torch.cuda.graph(graph):
+        found = case.ours()
+    for tensor in tensors_of(found):  # capturing ran nothing: only the replay may write here
+        _spoil(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    return found, launched
+
+
+def _poison(sizes: Sequence[int], device: torch.device) -> None:
+    """Leaves no free memory in torch's allocator that holds what an earlier call computed.
+
+    Free segments are returned; holes in the others are filled from the largest to the smallest,
+    results' own sizes first, because an allocation takes the smallest hole that it fits in.
+    """
+    torch.cuda.empty_cache()
+    wanted = sorted((size for size in sizes if size), reverse=True)
+    held = [_spoiled(size, device) for size in wanted for _ in range(_copies(size))]
+    held += [_spoiled(size, device) for size in _HOLES for _ in range(_LEAST_HELD)]
+    held.append(_spoiled(_POISON_BYTES, device))
+    del held
+
+
+def _copies(size: int) -> int:
+    """How often memory of a result's size is held: as often as a small hole, if that is little."""
+    return max(1, min(_LEAST_HELD, _POISON_BYTES // size))
+
+
+def _spoiled(size: int, device: torch.device) -> torch.Tensor:
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    _spoil(memory)
+    return memory
+
+
+def _spoil(tensor: torch.Tensor) -> None:
+    """Fills a tensor with what is not a number."""
+    if not tensor.is_contiguous():
+        other = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        _spoil(other)
+        tensor.copy_(other)
+        return
+    memory = tensor.view(-1).view(torch.uint8)
+    for place, byte in enumerate(_NO_NUMBER):
+        memory[place :: len(_NO_NUMBER)] = byte
 
 
 def _times(case: Case, rates: Rates, seconds: float) -> dict[str, object]:

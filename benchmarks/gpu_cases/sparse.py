@@ -85,7 +85,7 @@ def makers() -> Iterator[CaseMaker]:
             make=lambda b, r=ratio, o=is_overlapping: compressor_case(b, r, o),
         )
     yield CaseMaker(
-        name="compressor, as in a captured graph",
+        name="compressor, in a captured graph",
         kernels=("kv_compressor.pool", "kv_compressor.state"),
         make=lambda b: compressor_case(b, 4, True, "graph"),
     )
@@ -255,6 +255,7 @@ def compressor_case(
         (kv, gate, state, meta),
         tokens=tokens,
         tolerance=2.0**-6,
+        is_captured=graph_mode == "graph",
         written=(2,),
         static={
             "norm_weight": (bench.randn(dim).abs() + 0.5), "eps": 1e-6,

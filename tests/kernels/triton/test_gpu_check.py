@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,56 @@ def test_launches_are_seen_and_only_meanwhile() -> None:
     launched.clear()
     case.ours()
     assert not launched
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.uint8]
+)
+def test_memory_is_filled_with_what_no_result_holds(dtype: torch.dtype) -> None:
+    whole, strided = torch.zeros(3, 5, dtype=dtype), torch.zeros(5, 3, dtype=dtype).T
+    for filled in (whole, strided, torch.zeros((), dtype=dtype)):
+        running._spoil(filled)
+        assert bool((filled.isnan() if dtype.is_floating_point else filled.abs() > 1).all())
+
+
+def live(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench that takes the CPU for its GPU."""
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    bench = Bench(is_dry=True)
+    bench.is_dry = False
+    return bench
+
+
+def test_free_memory_is_filled_between_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def spoiled(size: int, device: torch.device) -> torch.Tensor:
+        asked.append(size)
+        return torch.empty(0, device=device)
+
+    monkeypatch.setattr(running, "_spoiled", spoiled)
+    calls = []
+    case = plain_case(ours=lambda: calls.append(len(asked)) or torch.zeros(300))  # type: ignore[func-returns-value]
+    running._checked_call(case, live(monkeypatch))
+    assert calls == [0, len(asked)]  # one for the sizes of results, and one that is judged
+    assert asked.count(1200) == asked.count(512) == asked.count(1 << 20) == 64
+
+
+def test_what_a_replay_does_not_write_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With graphs of which the first writes its result when it is replayed, the second nothing."""
+    result = torch.zeros(2)
+    replays = [lambda: result.fill_(2.0), lambda: result]
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: replays.pop(0)())
+    )
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    case = plain_case(ours=lambda: result, is_captured=True)
+    found, _ = running._checked_call(case, live(monkeypatch))
+    assert error_of(found, torch.full((2,), 2.0)) == 0.0
+    found, _ = running._checked_call(case, live(monkeypatch))
+    assert isinstance(found, torch.Tensor)
+    assert found.isnan().all()
 
 
 def test_a_live_device_has_its_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
