@@ -1,6 +1,6 @@
 """The Triton kernels on a GPU: builds them, checks their numbers, times them beside torch's.
 
-    python benchmarks/gpu_check.py [--seconds 240] [--only TEXT] [--json FILE]
+    python benchmarks/gpu_check.py [--seconds 240] [--only TEXT] [--json FILE] [--seed N]
     python benchmarks/gpu_check.py --dry-run      on a CPU, interpreted, tiny, nothing timed
     python benchmarks/gpu_check.py --list         the cases and the kernels each launches
 
@@ -23,7 +23,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_cases.case import CaseMaker
+    from gpu_cases.running import Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / name) for name in ("hal", "kernels", "benchmarks")]
@@ -44,6 +50,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=240.0, help="no case begins after (240)")
     parser.add_argument("--only", default="", help="cases or kernels whose name has this text")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--seed", type=int, help="of each case's random inputs (another each run)")
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU, interpreted")
     parser.add_argument("--list", action="store_true", help="what there is, and run nothing")
     options = parser.parse_args(arguments)
@@ -66,7 +73,7 @@ def main() -> int:
     from gpu_cases.case import Bench
     from gpu_cases.catalogue import all_makers
     from gpu_cases.report import document, line, write
-    from gpu_cases.running import Outcome, allowance, run_maker
+    from gpu_cases.running import allowance, run_maker
     from gpu_cases.timing import measured_rates
 
     makers = tuple(
@@ -78,7 +85,8 @@ def main() -> int:
         for maker in makers:
             print(f"{maker.name}: {', '.join(maker.kernels)}")
         return 0
-    torch.manual_seed(time.time_ns() % 2**31)
+    seed = time.time_ns() % 2**31 if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
     bench = Bench(options.dry_run)
     rates = None if options.dry_run else measured_rates()
     outcomes: list[Outcome] = []
@@ -87,7 +95,7 @@ def main() -> int:
         if options.json:
             names = [maker.name for maker in makers[len(outcomes) :]]
             took_s = time.monotonic() - begin
-            what = document(bench, rates, list(outcomes), not_run=names, took_s=took_s)
+            what = document(bench, rates, list(outcomes), not_run=names, took_s=took_s, seed=seed)
             write(options.json, what)
 
     if not options.dry_run:
@@ -97,17 +105,23 @@ def main() -> int:
         if left_s <= 0.0:
             break
         allowed_s = allowance(makers, number, left_s)
+        torch.manual_seed(seed)  # of each case, so that --only repeats it
         outcomes.append(run_maker(maker, bench, allowed_s=allowed_s, rates=rates))
         print(line(outcomes[-1]), flush=True)
         keep()
     keep()
+    return verdict(outcomes, makers[len(outcomes) :], time.monotonic() - begin)
+
+
+def verdict(outcomes: Sequence[Outcome], not_run: Sequence[CaseMaker], took_s: float) -> int:
+    """The exit code, and what is said at the end."""
     wrong = [one for one in outcomes if one.failure or not one.is_right]
-    missed, not_run = [one for one in outcomes if one.goal == "missed"], makers[len(outcomes) :]
+    missed = [one for one in outcomes if one.goal == "missed"]
     for maker in not_run:
         print(f"out of time, not run: {maker.name}")
     print(
         f"{len(outcomes) - len(wrong)} right, {len(wrong)} wrong, {len(not_run)} not run, "
-        f"{len(missed)} slower than the goal, {time.monotonic() - begin:.0f} s"
+        f"{len(missed)} slower than the goal, {took_s:.0f} s"
     )
     return 1 if wrong else 3 if not_run else 0
 

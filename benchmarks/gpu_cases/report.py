@@ -43,8 +43,10 @@ def document(
     *,
     not_run: Sequence[str],
     took_s: float,
+    seed: int,
 ) -> dict[str, Any]:
-    """Everything that was found, with where and when. not_run: cases that the time ended before."""
+    """Everything that was found, with where and when. not_run: cases that the time ended before.
+    seed: of every case's random inputs."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": bench.spec.name,
@@ -56,6 +58,7 @@ def document(
             "cuda": torch.version.cuda,
         },
         "measured_rates": None if rates is None else asdict(rates),
+        "seed": seed,
         "took_s": round(took_s, 1),
         "not_run": list(not_run),
         "cases": [asdict(outcome) for outcome in outcomes],

@@ -249,6 +249,14 @@ def test_the_script_runs_what_is_asked_for_and_keeps_it(tmp_path: Path) -> None:
     assert found["date"].startswith(time.strftime("%Y", time.gmtime()))
     assert [case["kernels"] for case in found["cases"]] == [["norm.rms"]] * 2
     assert found["not_run"] == []
+    assert f"seed {found['seed']}\n" in ended.stdout
+    again = ["--dry-run", "--only", "rms norm with residual", "--json", str(kept)]
+    run_script(*again, "--seed", str(found["seed"]))
+    repeated = json.loads(kept.read_text())
+    assert repeated["seed"] == found["seed"]
+    assert repeated["cases"][0]["error"] == found["cases"][1]["error"]
+    run_script(*again, "--seed", str(found["seed"] + 1))
+    assert json.loads(kept.read_text())["cases"][0]["error"] != found["cases"][1]["error"]
 
 
 def test_the_script_ends_with_what_it_has(tmp_path: Path) -> None:
