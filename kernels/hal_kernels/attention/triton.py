@@ -15,8 +15,9 @@ from hal_kernels.attention.triton_kernels import (
     _attention_merge_kernel,
     _attention_prefill_kernel,
 )
+from hal_kernels.attention.triton_limits import form_of_request
 from hal_kernels.attention.triton_tuning import shape_of
-from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, prefill_tiles
+from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, tiles_of_form
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.tuning.store import tuned_rows
 
@@ -60,7 +61,8 @@ def _bind_prefill(
     scale: float,
     sinks: torch.Tensor | None,
 ) -> Attention:
-    default = prefill_tiles(target_of(device), shared["BLOCK_D"], has_window=bool(request.window))
+    widest = max(shared["BLOCK_D"], shared["BLOCK_DV"])
+    default = tiles_of_form(target_of(device), widest, form_of_request(request))
     tuned = tuned_rows(shape_of(request, device), device)
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
 
@@ -92,7 +94,7 @@ def _bind_decode(
     sinks: torch.Tensor | None,
 ) -> Attention:
     default, tuned = (
-        decode_tiles(target_of(device), shared["BLOCK_D"]),
+        decode_tiles(target_of(device), max(shared["BLOCK_D"], shared["BLOCK_DV"])),
         tuned_rows(shape_of(request, device), device),
     )
     heads, width = request.num_heads, request.num_heads * request.v_head_dim

@@ -9,6 +9,7 @@ from hal.ops.attention import AttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.attention.triton_variants import form_of
 
 MAX_HEAD_DIM = 256
 _DTYPES = ("bfloat16", "float16")
@@ -37,9 +38,19 @@ def not_supported_reasons(
             )
         ]
     size = next(size for size in (64, 128, 256) if widest <= size)
-    form = "softcap" if request.softcap else "plain"
-    if request.window or request.has_sinks:
-        form = "window-sinks"
     return evidence_reasons(
-        kernel, device, dtype=request.dtype, config=f"d{size}-{form}", allowed=allowed
+        kernel,
+        device,
+        dtype=request.dtype,
+        config=f"d{size}-{form_of_request(request)}",
+        allowed=allowed,
+    )
+
+
+def form_of_request(request: AttentionRequest) -> str:
+    """The compiled form that judges a request, and whose tiles it is launched with."""
+    return form_of(
+        has_window=bool(request.window),
+        has_sinks=request.has_sinks,
+        has_softcap=bool(request.softcap),
     )

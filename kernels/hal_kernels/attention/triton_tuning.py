@@ -13,8 +13,13 @@ from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
-from hal_kernels.attention.triton_limits import MAX_HEAD_DIM
-from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, prefill_tiles
+from hal_kernels.attention.triton_limits import MAX_HEAD_DIM, form_of_request
+from hal_kernels.attention.triton_variants import (
+    FORMS,
+    SPLIT_KEYS,
+    decode_tiles,
+    tiles_of_form,
+)
 from hal_kernels.tuning.performance_model import Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
@@ -23,7 +28,7 @@ KEYS = 4096
 _WINDOW = 128  # of the compiled variants with one
 _PAGE = 16
 _SIZES = ("group", "head_dim", "kv_heads")
-_FORMS = ("plain", "window-sinks", "softcap")
+_FORMS = tuple(FORMS)
 
 
 def shape_of(request: AttentionRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
@@ -32,20 +37,21 @@ def shape_of(request: AttentionRequest, device: DeviceSpec) -> tuple[str, ShapeC
     width = max(request.head_dim, request.v_head_dim)
     if width > MAX_HEAD_DIM or request.kv_dtype != request.dtype:
         return None
-    form = "softcap" if request.softcap else "plain"
-    if request.window or request.has_sinks:
-        form = "window-sinks"
     kernel = "attention.decode" if request.phase == "decode" else "attention.prefill"
     sizes = {
         "group": request.num_heads // request.num_kv_heads,
         "head_dim": width,
         "kv_heads": request.num_kv_heads,
     }
-    return kernel, shape_class(request.dtype, form, request.tokens.high, sizes)
+    return kernel, shape_class(request.dtype, form_of_request(request), request.tokens.high, sizes)
 
 
 def _block(shape: ShapeClass) -> int:
     return next(size for size in (64, 128, 256) if shape.size("head_dim") <= size)
+
+
+def _has_window(shape: ShapeClass) -> bool:
+    return bool(FORMS[shape.form]["WINDOW"])
 
 
 def _default(tiles: Any) -> Any:
@@ -57,7 +63,7 @@ def _default(tiles: Any) -> Any:
 
 
 def _prefill_tiles(target: Target, shape: ShapeClass) -> dict[str, int]:
-    return prefill_tiles(target, _block(shape), has_window=shape.form == "window-sinks")
+    return tiles_of_form(target, _block(shape), shape.form)
 
 
 def _decode_tiles(target: Target, shape: ShapeClass) -> dict[str, int]:
@@ -87,14 +93,14 @@ def _decode_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, in
 
 
 def _keys(shape: ShapeClass) -> int:
-    return min(KEYS, _WINDOW + shape.rows) if shape.form == "window-sinks" else KEYS
+    return min(KEYS, _WINDOW + shape.rows) if _has_window(shape) else KEYS
 
 
 def _prefill_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
     m, n, width = configuration["BLOCK_M"], configuration["BLOCK_N"], _block(shape)
     heads, keys = shape.size("group") * shape.size("kv_heads"), _keys(shape)
     programs = -(-shape.rows // m) * heads
-    seen = min(keys, _WINDOW + m) if shape.form == "window-sinks" else keys
+    seen = min(keys, _WINDOW + m) if _has_window(shape) else keys
     steps = -(-seen // n)
     wide = shape.size("head_dim")
     return Footprint(
@@ -110,7 +116,7 @@ def _prefill_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> F
 def _decode_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
     n, width, wide = configuration["BLOCK_N"], _block(shape), shape.size("head_dim")
     group, kv_heads = shape.size("group"), shape.size("kv_heads")
-    keys = min(KEYS, _WINDOW) if shape.form == "window-sinks" else KEYS
+    keys = min(KEYS, _WINDOW) if _has_window(shape) else KEYS
     splits = -(-keys // SPLIT_KEYS)
     programs = splits * kv_heads * shape.rows
     steps = -(-min(keys, SPLIT_KEYS) // n)
@@ -134,12 +140,12 @@ def _call(phase: Any) -> Any:
 
         group, kv_heads = shape.size("group"), shape.size("kv_heads")
         width, dtype = shape.size("head_dim"), torch_dtype(shape.dtype)
-        is_windowed = shape.form == "window-sinks"
+        is_windowed = _has_window(shape)
         request = AttentionRequest(
             num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=width, v_head_dim=width,
             dtype=shape.dtype, kv_dtype=shape.dtype, block_size=_PAGE, is_causal=True,
             window=_WINDOW if is_windowed else 0, has_sinks=is_windowed,
-            softcap=50.0 if shape.form == "softcap" else 0.0,
+            softcap=float(FORMS[shape.form]["SOFTCAP"]),
             phase=phase, tokens=TokenRange(1, shape.rows),
         )  # fmt: skip
         sequences = shape.rows if phase == "decode" else 1

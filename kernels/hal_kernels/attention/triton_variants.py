@@ -69,19 +69,35 @@ def _shared(dtype: str, head_dim: int, pointers: Sequence[str]) -> dict[str, Any
     }
 
 
-_FORMS: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("plain", {"WINDOW": 0, "SOFTCAP": 0.0, "HAS_SINKS": False}),
-    ("window-sinks", {"WINDOW": 128, "SOFTCAP": 0.0, "HAS_SINKS": True}),
-    ("softcap", {"WINDOW": 0, "SOFTCAP": 50.0, "HAS_SINKS": False}),
-)
+# What a softmax has more than its scores, as constants. A form stands for those with less: one with
+# a window has sinks.
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"WINDOW": 0, "SOFTCAP": 0.0, "HAS_SINKS": False},
+    "window-sinks": {"WINDOW": 128, "SOFTCAP": 0.0, "HAS_SINKS": True},
+    "softcap": {"WINDOW": 0, "SOFTCAP": 50.0, "HAS_SINKS": False},
+    "window-softcap": {"WINDOW": 128, "SOFTCAP": 50.0, "HAS_SINKS": True},
+}
+
+
+def form_of(*, has_window: bool, has_sinks: bool, has_softcap: bool) -> str:
+    """The form that stands for a request: a name of `FORMS`."""
+    if has_window or has_sinks:
+        return "window-softcap" if has_softcap else "window-sinks"
+    return "softcap" if has_softcap else "plain"
+
+
+def tiles_of_form(target: Target, head_dim: int, form: str) -> dict[str, int]:
+    """Tiles of a prefill in a form: those it is compiled, judged and launched with. Sinks without a
+    window take the tiles of a window: no form is compiled with sinks alone."""
+    return prefill_tiles(target, head_dim, has_window=bool(FORMS[form]["WINDOW"]))
 
 
 def _prefill(target: Target) -> Sequence[KernelVariant]:
     variants = []
     for dtype in ("bfloat16", "float16"):
         for head_dim in _HEAD_DIMS:
-            for form, flags in _FORMS:
-                tiles = prefill_tiles(target, head_dim, has_window=bool(flags["WINDOW"]))
+            for form, flags in FORMS.items():
+                tiles = tiles_of_form(target, head_dim, form)
                 warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
                 common = _shared(
                     dtype,
@@ -123,7 +139,7 @@ def _decode(target: Target) -> Sequence[KernelVariant]:
         for head_dim in _HEAD_DIMS:
             tiles = decode_tiles(target, head_dim)
             warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
-            for form, flags in _FORMS:
+            for form, flags in FORMS.items():
                 common = _shared(dtype, head_dim, ("q_TD_ptr", "k_NPKD_ptr", "v_NPKD_ptr"))
                 common["pointers"] |= dict.fromkeys(
                     ("part_BHSD_ptr", "peak_BHS_ptr", "total_BHS_ptr"), "float32"

@@ -55,7 +55,10 @@ def not_supported_reasons(
 
 
 def has_one_pass(request: AttentionProjectionRequest, device: DeviceSpec) -> bool:
-    """Whether the one-pass kernel is a fast path on the device too; where not, it is not used."""
+    """Whether the one-pass kernel is a fast path on the device too; where not, it is not used. Nor
+    is it for capped scores with a window or sinks: it is not compiled for both."""
+    if request.softcap and (request.window or request.has_sinks):
+        return False
     form = "softcap" if request.softcap else "plain"
     if request.window or request.has_sinks:
         form = "window-sinks"
