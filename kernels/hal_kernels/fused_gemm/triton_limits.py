@@ -24,8 +24,8 @@ ROUNDED_GROUPS = (32, 128)  # columns that share a scale, of what a product may 
 
 def form_of(request: FusedGemmRequest) -> str:
     """What follows the product, as the names of configurations have it. A gated product has one
-    form whether or not its gate is clamped, one with a residual whether or not it has a bias: the
-    compiled one has both, and so more to do."""
+    form whether or not its gate is clamped, a rounded one whatever its scales are, a dense one with
+    a residual whether or not it has a bias: the compiled one has more to do."""
     parts = [
         "gated" * (request.epilogue == "silu_gated"),
         "residual" * request.has_residual,
@@ -42,7 +42,7 @@ def choose_kernels(
     product = choose_kernel(request.product(), device)
     if isinstance(product, Reason):
         return product
-    missing = _not_fused(request, device)
+    missing = _not_fused(request, device) or _not_compiled(request)
     if missing is not None:
         return missing
     form, small = form_of(request), size_of(request.tokens.high) == "small"
@@ -62,6 +62,8 @@ def _dense(request: FusedGemmRequest, dtype: str) -> tuple[KernelChoice, ...] | 
     if dtype != "bfloat16" and form != "residual":
         return not_written(f"{_OP}.dense", "dtype", "bfloat16 unless it adds a residual", dtype)
     size = size_of(request.tokens.high, request.k)
+    if size == "split" and dtype != "bfloat16":
+        return not_written(f"{_OP}.split_k_sum", "dtype", "bfloat16 where K is split", dtype)
     if size == "split":
         parts = KernelChoice("gemm.dense", dtype, size + gated_suffix(request))
         return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split4-{form}")
@@ -73,13 +75,15 @@ def _not_fused(request: FusedGemmRequest, device: DeviceSpec) -> Reason | None:
     form = form_of(request)
     if request.has_residual and form != "residual":
         return not_written(_OP, "what follows", "a residual alone, or none", form)
+    if request.epilogue == "silu":
+        return not_written(_OP, "epilogue", "none or silu_gated", "silu")
+    if request.has_bias and form != "residual":
+        return not_written(_OP, "bias", "none unless a residual follows", f"a bias, then {form}")
     if not form:
         return not_written(_OP, "what follows", "a gate, a residual or rounding", "nothing")
     group = request.out_group_size
     if not group:
         return None
-    if request.epilogue == "silu":
-        return not_written(_OP, "epilogue", "none or silu_gated before rounding", "silu")
     if device.arch == _NO_FP8:
         return Reason(
             what=f"{_OP}: rounding",
@@ -94,6 +98,16 @@ def _not_fused(request: FusedGemmRequest, device: DeviceSpec) -> Reason | None:
     if group not in allowed:
         wanted = " or ".join(map(str, allowed))
         return not_written(_OP, "out_group_size", wanted, str(group))
+    return None
+
+
+def _not_compiled(request: FusedGemmRequest) -> Reason | None:
+    """Types that no kernel is compiled for: what is not rounded is stored as it was given, and of
+    float16 there are dense products alone."""
+    if not request.out_group_size and request.out_dtype not in ("", request.dtype):
+        return not_written(_OP, "out_dtype", request.dtype, request.out_dtype)
+    if request.dtype != "bfloat16" and not request.weight_format.is_dense:
+        return not_written(_OP, "dtype", "bfloat16 for quantised weights", request.dtype)
     return None
 
 

@@ -195,7 +195,8 @@ def rounded_rows(
     if values.dtype != eight_bits(fp8) or scale.shape != groups:
         raise ValueError(
             f"gemm: required rounded rows in {fp8} with scales {list(groups)}, "
-            f"found {values.dtype} with scales {list(scale.shape)}"
+            f"found {values.dtype} with scales {list(scale.shape)}; round them with the op "
+            f"quantize, out_dtype {fp8} and groups of {group}, or pass x as it is"
         )
     return values, scale
 
@@ -233,7 +234,10 @@ def _bind_mxfp8(
     def kernel(x: Rows, residual: torch.Tensor | None = None) -> Rows:
         values, x_codes = rounded_rows(x, quantize, "fp8_e4m3fn", 32)
         if x_codes.dtype != torch.uint8:
-            raise ValueError(f"gemm: required scales as ue8m0 codes, found {x_codes.dtype}")
+            raise ValueError(
+                f"gemm: required scales as ue8m0 codes (uint8), found {x_codes.dtype}; round x "
+                "with scales in ue8m0, or pass it as it is"
+            )
         rows = values.shape[0]
         result = after.result(rows, values.device, residual)
         name = f"{stem}-small" if size_of(rows) == "small" else stem

@@ -64,16 +64,22 @@ class Epilogue:
 
     def result(self, rows: int, device: torch.device, residual: torch.Tensor | None) -> Result:
         """Memory for so many rows. Raises ValueError for a residual that the request does not name,
-        or the reverse, or that is not of the result's rows."""
+        or the reverse, or that is not of the result's rows. A plain product has none."""
         request = self.request
         shape = (rows, request.out_features)
         if isinstance(request, FusedGemmRequest):
             check_residual(request, residual)
             if residual is not None and (residual.shape != shape or residual.stride(1) != 1):
                 raise ValueError(
-                    f"fused_gemm: required a residual {list(shape)} with rows without gaps, "
-                    f"found {list(residual.shape)} with strides {residual.stride()}"
+                    f"fused_gemm: required a residual {list(shape)} whose rows have no gaps, "
+                    f"found {list(residual.shape)} with strides {residual.stride()}; "
+                    "pass residual.contiguous() of the product's own rows"
                 )
+        elif residual is not None:
+            raise ValueError(
+                f"{request.label}: required no residual, which the op gemm does not add, "
+                f"found {list(residual.shape)}; ask for a FusedGemmRequest with has_residual=True"
+            )
         name = request.out_dtype or request.dtype
         group = request.out_group_size if isinstance(request, FusedGemmRequest) else 0
         if not group:

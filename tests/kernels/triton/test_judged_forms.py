@@ -1,0 +1,313 @@
+"""What limits judge is what is launched: the constants, tiles and types of the compiled variant."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import hal_kernels.attention.triton as attention
+import hal_kernels.fused_gemm.triton as fused
+import hal_kernels.gemm.triton as products
+from gpu_devices import gpu
+from hal.errors import RequestError
+from hal.ops.attention import AttentionMetadata, AttentionRequest
+from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
+from hal.ops.fused_gemm import FusedGemmRequest
+from hal.ops.gemm import GemmRequest
+from hal.ops.request import TokenRange
+from hal.reasons import Reason
+from hal_kernels.aot.catalogue import CATALOGUE
+from hal_kernels.aot.variant import KernelVariant
+from hal_kernels.attention import triton_limits as attention_limits
+from hal_kernels.attention.triton_tuning import TUNABLE, shape_of
+from hal_kernels.fused_gemm import triton_limits as fused_limits
+from hal_kernels.gemm.triton import target_of
+
+ARCHES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
+# Launched without, what the compiled variant has more to do with: it stands for both.
+STANDS_FOR_LESS = {"CLAMP": 0.0, "OUT_UE8M0": False, "HAS_BIAS": False, "HAS_SINKS": False}
+N = 256
+
+
+class Launches:
+    """Takes a kernel's place: keeps each launch's arguments by name, and computes nothing."""
+
+    def __init__(self, names: list[str], found: list[dict[str, Any]]) -> None:
+        self._names, self._found = names, found
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any, **constants: Any) -> None:
+            self._found.append(dict(zip(self._names, arguments, strict=False)) | constants)
+
+        return launch
+
+
+def recorded(
+    monkeypatch: pytest.MonkeyPatch, module: Any, *kernels: str
+) -> dict[str, list[dict[str, Any]]]:
+    """function -> what it was launched with, from now on."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in kernels}
+    for name in kernels:
+        names = list(getattr(module, name).arg_names)
+        monkeypatch.setattr(module, name, Launches(names, found[name]))
+    return found
+
+
+@cache
+def compiled(kernel: str, arch: str, dtype: str, config: str) -> KernelVariant:
+    for variant in CATALOGUE[kernel].variants(target_of(gpu(arch))):
+        if (variant.dtype, variant.config) == (dtype, config):
+            return variant
+    raise AssertionError(f"{kernel}: no variant {config} of {dtype} on {arch}")
+
+
+def assert_compiled(launched: Mapping[str, Any], variant: KernelVariant, *names: str) -> None:
+    """Every constant of `names` (all, if none are given) and the launch options are compiled."""
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    for name in names or variant.constants:
+        got, want = launched[name], variant.constants[name]
+        if name == "CLAMP":  # its value is any
+            got = want if got else 0.0
+        assert got == want or (name in STANDS_FOR_LESS and got == STANDS_FOR_LESS[name]), name
+    for name, want in options.items():
+        assert launched.get(name, want) == want, name
+
+
+def assert_types(launched: Mapping[str, Any], variant: KernelVariant, *unused: str) -> None:
+    for name, want in variant.pointers.items():
+        if name not in unused:
+            found = str(launched[name].dtype).removeprefix("torch.").replace("float8", "fp8")
+            assert found == want, name
+
+
+def fused_requests() -> Iterator[FusedGemmRequest]:
+    """All that a request may say, consistent or not with what the kernels have."""
+    outs = [("", 0, "float32"), *((name, 0, "float32") for name in ("float32", "bfloat16"))]
+    outs += [
+        (fp8, group, scale)
+        for fp8 in ("fp8_e4m3fn", "fp8_e4m3fnuz")
+        for group in (32, 128)
+        for scale in ("float32", "ue8m0")
+    ]
+    names = (
+        "bfloat16", "float16", "fp8_block128_a8", "fp8_block32_ue8m0_a8", "fp8_block128",
+        "int8_channel", "int4_g32_asym",
+    )  # fmt: skip
+    gates = (("none", 0.0), ("silu", 0.0), ("silu_gated", 0.0), ("silu_gated", 7.0))
+    for name, dtype, rows, k, (epilogue, clamp), has_bias, has_residual, out in itertools.product(
+        names, ("bfloat16", "float16"), (1, 64), (256, 2176), gates, (False, True), (False, True),
+        outs,
+    ):  # fmt: skip
+        try:
+            yield FusedGemmRequest(
+                n=N, k=k, dtype=dtype, weight_format=FORMATS[name], epilogue=epilogue, clamp=clamp,
+                has_bias=has_bias, has_residual=has_residual, out_dtype=out[0],
+                out_group_size=out[1], out_scale_dtype=out[2],  # type: ignore[arg-type]
+                tokens=TokenRange(rows, rows),
+            )  # fmt: skip
+        except RequestError:
+            continue
+
+
+@cache
+def weight_of(name: str, k: int) -> torch.Tensor | QuantizedWeight:
+    form = FORMATS[name]
+    if form.is_dense:
+        return torch.zeros(N, k, dtype=getattr(torch, name))
+    if form.element != "int":
+        return quantize_weight(torch.ones(N, k), form)
+    if form.bits == 8:
+        data = torch.zeros(N, k, dtype=torch.int8)
+        return QuantizedWeight(format=form, data=data, scale=torch.ones(N))
+    data, scale = torch.zeros(N, k // 2, dtype=torch.uint8), torch.ones(N, k // 32).half()
+    return QuantizedWeight(format=form, data=data, scale=scale, minimum=scale)
+
+
+FUNCTIONS = {
+    "dense": "_gemm_kernel", "split_k_sum": "_split_k_kernel",
+    "fp8_block": "_gemm_fp8_block_kernel", "mxfp8": "_gemm_mxfp8_kernel",
+    "weight_only": "_gemm_weight_only_kernel", "fp8_weight_only": "_gemm_fp8_weight_kernel",
+}  # fmt: skip
+
+
+def quantized(group: int, fp8: str, scale: torch.dtype) -> Callable[..., Any]:
+    def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        eight = getattr(torch, fp8.replace("fp8", "float8"))
+        shape = (x.shape[0], x.shape[1] // group)
+        return torch.zeros(x.shape, dtype=eight), torch.zeros(shape, dtype=scale)
+
+    return quantize
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_products_with_what_follows(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded(monkeypatch, products, *FUNCTIONS.values())
+    monkeypatch.setattr(
+        products,
+        "bind_quantize_groups",
+        lambda group, out_dtype, is_ue8m0: quantized(
+            group, out_dtype, torch.uint8 if is_ue8m0 else torch.float32
+        ),
+    )
+    device, accepted = gpu(arch), 0
+    for request in fused_requests():
+        if fused_limits.not_supported_reasons(request, device):
+            continue
+        accepted += 1
+        choices = fused_limits.choose_kernels(request, device)
+        assert not isinstance(choices, Reason)
+        dtype = getattr(torch, request.dtype)
+        bias = torch.zeros(N, dtype=dtype) if request.has_bias else None
+        x = torch.zeros(request.tokens.high, request.k, dtype=dtype)
+        residual = torch.zeros(len(x), request.out_features, dtype=dtype)
+        weight = weight_of(request.weight_format.name, request.k)
+        kernel = fused.bind(request, device, weight=weight, bias=bias)
+        kernel(x, *([residual] if request.has_residual else []))
+        for choice in choices:
+            variant = compiled(choice.kernel, arch, choice.dtype, choice.config)
+            (launched,) = found[FUNCTIONS[choice.kernel.split(".")[1]]]
+            check_product(launched, variant, request)
+        assert sum(map(len, found.values())) == len(choices)
+        for launches in found.values():
+            launches.clear()
+    assert accepted > 20
+
+
+def check_product(
+    launched: Mapping[str, Any], variant: KernelVariant, request: FusedGemmRequest
+) -> None:
+    tiles = [name for name in variant.constants if name.startswith(("BLOCK", "GROUP", "SPLIT"))]
+    unused = [] if request.has_residual else ["residual_MN_ptr"]
+    if not request.has_bias:
+        unused.append("bias_N_ptr")
+    if request.out_scale_dtype != "ue8m0":
+        unused.append("y_scale_MG_ptr")
+    if variant.config.startswith("split") and "x_MK_ptr" in variant.pointers:
+        # It stores parts, whatever becomes of their sum: of what follows it has the gate alone.
+        assert_compiled(launched, variant, *tiles)
+        assert (launched["EPILOGUE"] == 2) == (variant.constants["EPILOGUE"] == 2)
+        assert_types(launched, variant, *unused, "y_MN_ptr", "y_scale_MG_ptr")
+        return
+    if "part_SMN_ptr" in variant.pointers and "x_MK_ptr" not in variant.pointers:
+        assert launched["BLOCK_N"] <= variant.constants["BLOCK_N"]  # as wide as a row needs
+        launched = {**launched, "BLOCK_N": variant.constants["BLOCK_N"]}
+    if request.weight_format.name == "int8_channel":
+        unused.append("minimum_NG_ptr")
+    assert_compiled(launched, variant)
+    assert_types(launched, variant, *unused)
+    # A step that is asked for is one that the compiled variant has.
+    for name in ("CLAMP", "HAS_BIAS", "OUT_UE8M0"):
+        assert not launched.get(name) or variant.constants[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "fields", "told"),
+    [
+        ("bfloat16", 64, {"epilogue": "silu", "has_residual": True}, "none or silu_gated"),
+        ("bfloat16", 64, {"epilogue": "silu_gated", "has_bias": True}, "none unless a residual"),
+        ("bfloat16", 64, {"out_dtype": "float32", "has_residual": True}, "bfloat16"),
+        ("float16", 1, {"has_residual": True}, "bfloat16 where K is split"),
+        ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "quantised weights"),
+    ],
+)
+def test_what_no_variant_is_compiled_for_is_refused(
+    name: str, rows: int, fields: dict[str, Any], told: str
+) -> None:
+    defaults = {"dtype": "float16" if name == "float16" else "bfloat16"}
+    request = FusedGemmRequest(
+        n=N, k=2176, weight_format=FORMATS[name], tokens=TokenRange(rows, rows), **defaults | fields
+    )
+    (reason,) = fused_limits.not_supported_reasons(request, gpu("sm_90"))
+    assert told in reason.required
+
+
+def test_a_plain_product_adds_no_residual() -> None:
+    form = FORMATS["int8_channel"]
+    request = GemmRequest(n=N, k=256, dtype="bfloat16", weight_format=form)
+    weight = weight_of("int8_channel", 256)
+    kernel = products.bind(request, gpu("sm_90"), weight=weight)
+    x, residual = torch.randn(2, 256).bfloat16(), torch.randn(2, N).bfloat16()
+    with pytest.raises(ValueError, match=r"required no residual.*has_residual=True"):
+        kernel(x, residual)
+
+
+def test_rows_rounded_in_another_way_are_told_the_right_one() -> None:
+    form = FORMATS["fp8_block32_ue8m0_a8"]
+    request = GemmRequest(n=N, k=256, dtype="bfloat16", weight_format=form)
+    weight = weight_of("fp8_block32_ue8m0_a8", 256)
+    kernel = products.bind(request, gpu("sm_120"), weight=weight)
+    values = torch.zeros(2, 256, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="with scales in ue8m0, or pass it as it is"):
+        kernel((values, torch.ones(2, 8)))
+    with pytest.raises(ValueError, match="groups of 32, or pass x as it is"):
+        kernel((values, torch.ones(2, 4)))
+
+
+def attention_requests() -> Iterator[AttentionRequest]:
+    sizes = ((32, 32), (64, 64), (64, 128), (96, 64), (128, 128), (256, 256))
+    for phase, dtype, (dim, v_dim), window, has_sinks, softcap in itertools.product(
+        ("prefill", "decode"), ("bfloat16", "float16"), sizes, (0, 100), (False, True), (0.0, 30.0)
+    ):
+        yield AttentionRequest(
+            phase=phase, num_heads=8, num_kv_heads=2, head_dim=dim, v_head_dim=v_dim,  # type: ignore[arg-type]
+            block_size=16, dtype=dtype, kv_dtype=dtype, window=window, has_sinks=has_sinks,
+            softcap=softcap, tokens=TokenRange(1, 4),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {phase: f"_attention_{phase}_kernel" for phase in ("prefill", "decode")}
+    found = recorded(monkeypatch, attention, *functions.values(), "_attention_merge_kernel")
+    device, accepted = gpu(arch), 0
+    judged: list[tuple[str, str]] = []
+
+    def judge(kernel: str, device: Any, *, dtype: str, config: str, allowed: Any) -> list[Reason]:
+        judged.append((kernel, config))
+        return reasons(kernel, device, dtype=dtype, config=config, allowed=allowed)
+
+    reasons: Any = attention_limits.evidence_reasons
+    monkeypatch.setattr(attention_limits, "evidence_reasons", judge)
+    for request in attention_requests():
+        judged.clear()
+        if attention_limits.not_supported_reasons(request, device):
+            continue
+        accepted += 1
+        ((kernel, config),) = judged
+        dtype = getattr(torch, request.dtype)
+        sinks = torch.zeros(8, dtype=dtype) if request.has_sinks else None
+        starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([1]).int()
+        meta = AttentionMetadata(starts, lengths, torch.zeros(1, 1).int(), 1, 1)
+        caches = [torch.zeros(1, 16, 2, d) for d in (request.head_dim, request.v_head_dim)]
+        attention.bind(request, device, scale=1.0, sinks=sinks)(
+            torch.zeros(1, 8 * request.head_dim, dtype=dtype), *(c.to(dtype) for c in caches), meta
+        )
+        (launched,) = found[functions[request.phase]]
+        check_attention(launched, compiled(kernel, arch, request.dtype, config), request)
+        shape = shape_of(request, device)
+        assert shape is not None
+        (tunable,) = (t for t in TUNABLE if t.kernel == shape[0])
+        default = tunable.default(target_of(device), shape[1])
+        assert default.config == config
+        assert all(launched[name] == value for name, value in default.configuration.items())
+        for launches in found.values():
+            launches.clear()
+    assert accepted > 20
+
+
+def check_attention(
+    launched: Mapping[str, Any], variant: KernelVariant, request: AttentionRequest
+) -> None:
+    tiles = [n for n in variant.constants if n in ("BLOCK_M", "BLOCK_N", "SPLIT", "IS_CAUSAL")]
+    assert_compiled(launched, variant, *tiles)
+    unused = () if request.has_sinks else ("sinks_H_ptr",)
+    assert_types(launched, variant, *unused)
+    for name in ("WINDOW", "SOFTCAP", "HAS_SINKS"):  # what is asked for is compiled
+        assert not launched.get(name) or variant.constants[name], name
+    for name in ("BLOCK_D", "BLOCK_DV"):
+        assert launched[name] <= variant.constants[name]
