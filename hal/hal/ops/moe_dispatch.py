@@ -57,9 +57,12 @@ def reference(request: MoeDispatchRequest) -> Callable[..., Any]:
     """Golden dispatch. Rows of one expert keep the order of tokens, then of the token's choices.
 
     combine sums in the order of the choices, in float32 (float64 for float64 y); a token without
-    a row is zero. Raises ValueError if an id is not of an expert, or rows and sources differ. (An
-    implementation that cannot raise, as nothing in a captured graph can, makes the rows of a token
-    with such an id NaN.)
+    a row is zero. Raises ValueError if an id is not of an expert, or rows and sources differ.
+
+    An implementation that cannot raise, as nothing in a captured graph can, makes the rows of a
+    token with such an id NaN. Where no other id of the token has a row there is none to tell it:
+    its permute then gives a source of -2 - (t * top_k + j) among those of free rows, of which its
+    combine makes NaN, and another one passes over.
     """
     import torch
 

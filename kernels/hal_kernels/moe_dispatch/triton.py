@@ -26,7 +26,7 @@ def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
     id is not of an expert, or rows and sources differ.
 
     Of a captured graph nothing is read back: there are as many rows as choices, and a token with an
-    id of no expert has rows that are NaN.
+    id of no expert is NaN in its rows and in the sum, also one that has no rows.
     """
     experts, top_k, hidden = request.num_experts, request.top_k, request.hidden_size
     block = min(COLUMNS, triton.next_power_of_2(hidden))

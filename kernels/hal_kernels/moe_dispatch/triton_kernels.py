@@ -17,7 +17,8 @@ def _moe_places_kernel(
 ):
     """Program e: where the choices of expert e go. offsets[E + 2]: first row of each expert, their
     end, and the number of ids that are no expert's. An id of -1 has no place. Program E: the source
-    of the places that nobody has is -1.
+    of the places that nobody has is -1, after those of the choices whose id is no expert's: -2 - f
+    of choice f, which tells the sum that something is missing.
 
     Each program reads all ids, once to count those before it and once to number its own: nothing
     is passed between programs, and a decode is one step of each loop.
@@ -31,13 +32,22 @@ def _moe_places_kernel(
         before += ((ids >= 0) & (ids < expert)).to(tl.int32)
         foreign += ((ids < -1) | (ids >= E)).to(tl.int32)
     first = tl.sum(before, axis=0)
+    strangers = tl.sum(foreign, axis=0)
     if expert == E:
-        tl.store(offsets_ptr + E + 1, tl.sum(foreign, axis=0).to(tl.int64))
+        tl.store(offsets_ptr + E + 1, strangers.to(tl.int64))
     tl.store(offsets_ptr + expert, first.to(tl.int64))
     if expert == E:
+        free = first + strangers
         for start in range(0, F, BLOCK_F):
             place = start + offs
-            tl.store(source_F_ptr + place, -1, mask=(place >= first) & (place < F))
+            tl.store(source_F_ptr + place, -1, mask=(place >= free) & (place < F))
+        if strangers > 0:
+            for start in range(0, F, BLOCK_F):
+                ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
+                is_foreign = ((ids < -1) | (ids >= E)).to(tl.int32)
+                place = first + tl.cumsum(is_foreign, axis=0) - 1
+                tl.store(source_F_ptr + place, -2 - (start + offs), mask=is_foreign > 0)
+                first += tl.sum(is_foreign, axis=0)
     else:
         for start in range(0, F, BLOCK_F):
             ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
@@ -54,8 +64,8 @@ def _moe_spread_kernel(
     TOP_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block of columns): the token's row is read once and written to its places.
-    Where one of its ids is of no expert, what is written is NaN: a host that does not look must not
-    find a sum of fewer experts."""
+    Where one of its ids is of no expert, what is written is NaN: who sums the rows in another way
+    than the kernel here must not find a sum of fewer experts."""
     token = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = offs < D
@@ -75,10 +85,13 @@ def _moe_spread_kernel(
 
 @triton.jit
 def _moe_invert_kernel(source_M_ptr, places_F_ptr, M, BLOCK_M: tl.constexpr):
-    """places[source[m]] = m; a source of -1 is of no row."""
+    """places[source[m]] = m. A source of -1 is of no row; one below it is of choice -2 - source,
+    whose id is no expert's: its place is -2."""
     offs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     source = tl.load(source_M_ptr + offs, mask=offs < M, other=-1)
-    tl.store(places_F_ptr + source, offs, mask=source >= 0)
+    is_foreign = source < -1
+    choice = tl.where(is_foreign, -2 - source, source)
+    tl.store(places_F_ptr + choice, tl.where(is_foreign, -2, offs), mask=source != -1)
 
 
 @triton.jit
@@ -87,7 +100,7 @@ def _moe_combine_kernel(
     TOP_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block of columns): the weighted sum of the token's rows in the order of its
-    choices, in float32; a choice whose place is -1 has no row here."""
+    choices, in float32; a choice whose place is -1 has no row here, one of -2 makes the sum NaN."""
     token = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
@@ -97,5 +110,6 @@ def _moe_combine_kernel(
         columns = tl.where(place >= 0, D, 0)
         y = tl.load(y_MD_ptr + place * stride_y + offs, mask=offs < columns, other=0.0)
         # The weight of a choice without a row may be anything.
-        acc += tl.where(place >= 0, y.to(tl.float32) * weight, 0.0)
+        missing = tl.where(place < -1, float("nan"), 0.0)
+        acc += tl.where(place >= 0, y.to(tl.float32) * weight, missing)
     tl.store(out_TD_ptr + token * D + offs, acc.to(out_TD_ptr.dtype.element_ty), mask=offs < D)

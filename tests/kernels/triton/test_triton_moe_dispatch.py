@@ -139,6 +139,30 @@ def test_an_id_of_no_expert_is_seen_in_a_captured_graph_too() -> None:
         x = torch.ones(2, 16).bfloat16()
         rows, offsets, source = triton_dispatch.bind(permute, gpu("sm_90"))(x, ids)
         assert offsets.tolist() == [0, 2, 3, 3, 3]
-        assert source.tolist() == [0, 2, 3, -1]
+        assert source.tolist() == [0, 2, 3, -3]
         assert rows[0].isnan().all()
         assert torch.equal(rows[1:3], x)
+
+
+@pytest.mark.parametrize("count", [4, FEW_CHOICES // 2 + 30])
+def test_a_token_with_an_id_of_no_expert_is_nan_in_a_captured_graph(count: int) -> None:
+    """Whether or not others of its ids have rows, in one step of the ids and in several."""
+    fields: Any = {"num_experts": 4, "top_k": 2, "hidden_size": 8, "graph_mode": "graph"}
+    ids = random_ids(count, 4, 2, is_partial=True)
+    ids[:4] = torch.tensor([[9, -1], [7, -2], [1, 9], [-1, -1]])
+    is_foreign = torch.rand(count, 2) < 0.2
+    is_foreign[:4] = False
+    ids = torch.where(is_foreign, 4, ids).to(torch.int32)[torch.randperm(count)]
+    x, weights = torch.randn(count, 8), torch.rand(count, 2)
+    permute = MoeDispatchRequest(kind="permute", dtype="float32", **fields)
+    combine = MoeDispatchRequest(kind="combine", dtype="float32", **fields)
+    rows, offsets, source = triton_dispatch.bind(permute, gpu("sm_90"))(x, ids)
+    rows[int(offsets[-1]) :] = float("nan")
+    y = triton_dispatch.bind(combine, gpu("sm_90"))(rows, source, weights)
+    is_broken = ((ids < -1) | (ids >= 4)).any(dim=1)
+    assert y[is_broken].isnan().all()
+    sums = torch.where(ids >= 0, weights, 0.0).sum(dim=1, keepdim=True)
+    exact = (x.double() * sums.double())[~is_broken]
+    assert ((y[~is_broken].double() - exact).abs() <= 1e-5 * (1.0 + exact.abs())).all()
+    # A sum made in another way passes over them: see the op's reference.
+    assert ((source >= -1).sum() + ((ids < -1) | (ids >= 4)).sum()) == ids.numel()
