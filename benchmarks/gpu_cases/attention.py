@@ -33,6 +33,15 @@ def makers() -> Iterator[CaseMaker]:
         kernels=("attention.decode", "attention.merge"),
         make=lambda b: attention_case(b, "decode"),
     )
+    for phase, kernels in (
+        ("prefill", ("attention.prefill",)),
+        ("decode", ("attention.decode", "attention.merge")),
+    ):
+        yield CaseMaker(
+            name=f"attention {phase} with sinks and a soft cap",
+            kernels=kernels,
+            make=lambda b, p=phase: attention_case(b, p, is_plain=False),
+        )
     yield CaseMaker(
         name="attention and projection in one pass",
         kernels=("attention_projection.one_pass", "attention_projection.sum"),
@@ -63,9 +72,9 @@ def _gathered(cache: torch.Tensor, table: torch.Tensor, context: int) -> torch.T
     return cache[table.long()].flatten(1, 2)[:, :context].transpose(1, 2).contiguous()
 
 
-def attention_case(bench: Bench, phase: Any) -> Case:
+def attention_case(bench: Bench, phase: Any, *, is_plain: bool = True) -> Case:
     """Beside the library's attention on keys that were gathered before: it is not charged for what
-    pages cost."""
+    pages cost. If it is not plain, it has sinks and a soft cap, which the library has not."""
     fields, is_decode = _heads(bench), phase == "decode"
     heads, kv_heads, dim = (fields[n] for n in ("num_heads", "num_kv_heads", "head_dim"))
     sequences, context = bench.size(16 if is_decode else 2, 2), bench.size(2048, 40)
@@ -73,21 +82,28 @@ def attention_case(bench: Bench, phase: Any) -> Case:
     table = page_table(bench, sequences, context)
     k, v = (paged_heads(bench, table, kv_heads, dim) for _ in range(2))
     q = bench.bf16(sequences * new, heads * dim)
-    request = AttentionRequest(phase=phase, kv_dtype="bfloat16", context_tokens=context, **fields)
+    request = AttentionRequest(
+        phase=phase, kv_dtype="bfloat16", context_tokens=context, has_sinks=not is_plain,
+        softcap=0.0 if is_plain else 2.0, **fields,
+    )  # fmt: skip
     rows = q.view(sequences, new, heads, dim).transpose(1, 2)
     keys, values = (_gathered(cache, table, context) for cache in (k, v))
+
+    def theirs() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(
+            rows, keys, values, is_causal=not is_decode, enable_gqa=True
+        )
+
     return reference_case(
-        f"attention {phase} {sequences}x{new} of {context}",
+        f"attention {phase} {sequences}x{new} of {context}" + ("" if is_plain else ", capped"),
         request,
         attention.bind,
         bench,
         (q, k, v, metadata(bench, table, context, new, sequences)),
         tokens=q.shape[0],
         tolerance=_TOLERANCE,
-        static={"scale": dim**-0.5},
-        theirs=lambda: functional.scaled_dot_product_attention(
-            rows, keys, values, is_causal=not is_decode, enable_gqa=True
-        ),
+        static={"scale": dim**-0.5, "sinks": None if is_plain else bench.randn(heads)},
+        theirs=theirs if is_plain else None,
         library="SDPA on gathered keys",
     )
 

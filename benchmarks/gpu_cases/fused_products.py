@@ -20,13 +20,15 @@ from hal_kernels.fused_gemm import triton as fused_gemm
 from hal_kernels.gemm_norm import triton as gemm_norm
 
 _SUM = 2.0**-6
-_ONE_STEP = 0.08  # of e4m3 at its largest value, for a tie that fell to the other side
+# One step of e4m3, for a tie that fell to the other side: of a row's largest value, which is 448
+# times its scale, or at least 256 times one that is a power of two where the step is that wide.
+_ONE_STEP = {"float32": 0.08, "ue8m0": 0.13}
 _SPLIT = ("gemm.dense", "fused_gemm.split_k_sum")
 
 
 def makers() -> Iterator[CaseMaker]:
     for rows, kernels in (("few", _SPLIT), ("many", ("fused_gemm.dense",))):
-        for form in ("residual", "gated", "rounded128"):
+        for form in ("residual", "gated", "rounded128", "rounded32-ue8m0"):
             yield CaseMaker(
                 name=f"gemm bf16 with {form}, {rows} rows",
                 kernels=kernels,
@@ -37,7 +39,7 @@ def makers() -> Iterator[CaseMaker]:
         ("fp8_block32_ue8m0_a8", "fused_gemm.mxfp8", "sm_120"),
     ):
         group = FORMATS[name].group_size
-        for form in ("residual", f"gated-rounded{group}"):
+        for form in ("residual", f"gated-rounded{group}", f"gated-rounded{group}-ue8m0"):
             yield CaseMaker(
                 name=f"gemm {name} with {form}, by {kernel}",
                 kernels=(kernel, "quantize.groups"),
@@ -64,19 +66,16 @@ def fused_case(bench: Bench, name: str, rows: str, form: str, arch: str = "") ->
     tokens, n = rows_of(bench, rows), bench.size(8192, 256)
     k = bench.size(4096, 2048 if rows == "few" and name == "bfloat16" else 256)
     kind, has_residual, is_gated = FORMATS[name], "residual" in form, "gated" in form
-    group = int(form.rpartition("rounded")[2]) if "rounded" in form else 0
+    scale_kind: Any = "ue8m0" if form.endswith("-ue8m0") else "float32"
+    group = int(form.removesuffix("-ue8m0").rpartition("rounded")[2]) if "rounded" in form else 0
     epilogue: Any = "silu_gated" if is_gated else "none"
     request = FusedGemmRequest(
         n=n, k=k, dtype="bfloat16", weight_format=kind, epilogue=epilogue,
         clamp=7.0 if is_gated else 0.0, has_residual=has_residual, out_group_size=group,
-        out_dtype="fp8_e4m3fn" if group else "", tokens=TokenRange(1, tokens),
+        out_dtype="fp8_e4m3fn" if group else "", out_scale_dtype=scale_kind,
+        tokens=TokenRange(1, tokens),
     )  # fmt: skip
-    dense = bench.randn(n, k) / k**0.5
-    weight: Any = dense.to(BF16)
-    if kind.element == "int" and not kind.is_dense:
-        weight = integer_weight(bench, name, n, k)
-    elif not kind.is_dense:
-        weight = quantize_weight(dense, kind)
+    weight = _weight(bench, name, n, k)
     wide = weight if kind.is_dense else weight.dequantize().to(BF16)
     x, residual = bench.bf16(tokens, k), bench.bf16(tokens, request.out_features)
 
@@ -88,7 +87,9 @@ def fused_case(bench: Bench, name: str, rows: str, form: str, arch: str = "") ->
         return y + residual if has_residual else y
 
     def judge(found: Any, exact: Any) -> float:
-        return error_of(_decoded(found), _decoded(exact)) if group else error_of(found, exact)
+        if not group:
+            return error_of(found, exact)
+        return error_of(_decoded(found, scale_kind), _decoded(exact, scale_kind))
 
     return reference_case(
         f"gemm {name} with {form} {tokens}x{n}x{k}",
@@ -97,7 +98,7 @@ def fused_case(bench: Bench, name: str, rows: str, form: str, arch: str = "") ->
         bench,
         (x, residual) if has_residual else (x,),
         tokens=tokens,
-        tolerance=_ONE_STEP if group else _SUM,
+        tolerance=_ONE_STEP[scale_kind] if group else _SUM,
         judge=judge,
         spec=bench.as_arch(arch) if arch else None,
         static={"weight": weight},
@@ -107,10 +108,19 @@ def fused_case(bench: Bench, name: str, rows: str, form: str, arch: str = "") ->
     )
 
 
-def _decoded(result: Any) -> torch.Tensor:
+def _weight(bench: Bench, name: str, n: int, k: int) -> Any:
+    kind, dense = FORMATS[name], bench.randn(n, k) / k**0.5
+    if kind.is_dense:
+        return dense.to(BF16)
+    return (
+        integer_weight(bench, name, n, k) if kind.element == "int" else quantize_weight(dense, kind)
+    )
+
+
+def _decoded(result: Any, scale_kind: str) -> torch.Tensor:
     """The numbers of values and scales."""
     values, scales = result
-    return dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind="float32").double()
+    return dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind=scale_kind).double()
 
 
 def gemm_norm_case(bench: Bench) -> Case:

@@ -22,6 +22,13 @@ _INT = 2.0**-5  # a row may cancel to little
 
 
 def makers() -> Iterator[CaseMaker]:
+    yield from _dense_makers()
+    yield from _fp8_makers()
+    yield from _integer_makers()
+    yield from _grouped_makers()
+
+
+def _dense_makers() -> Iterator[CaseMaker]:
     for rows, kernels in (
         ("one", ("gemm.dense", "gemm.split_k_sum")),
         ("few", ("gemm.dense", "gemm.split_k_sum")),
@@ -39,6 +46,21 @@ def makers() -> Iterator[CaseMaker]:
             kernels=("gemm.stream_k", "gemm.stream_k_fix_up"),
             make=lambda b, epilogue=epilogue: stream_k_case(b, epilogue),
         )
+    for name, kernels, rows in (
+        ("bias", ("gemm.dense",), "many"),
+        ("bias", ("gemm.dense", "gemm.split_k_sum"), "few"),
+        ("bias in fp16", ("gemm.dense",), "many"),
+    ):
+        yield CaseMaker(
+            name=f"gemm with {name}, {rows} rows",
+            kernels=kernels,
+            make=lambda b, n=name, r=rows: dense_case(
+                b, r, "none", dtype="float16" if "fp16" in n else "bfloat16", has_bias=True
+            ),
+        )
+
+
+def _fp8_makers() -> Iterator[CaseMaker]:
     for name in ("fp8_block128_a8", "fp8_block32_ue8m0_a8"):
         for rows in ("one", "many"):
             yield CaseMaker(
@@ -59,6 +81,9 @@ def makers() -> Iterator[CaseMaker]:
                 kernels=("gemm.fp8_weight_only",),
                 make=lambda b, name=name, rows=rows: quantised_case(b, name, rows),
             )
+
+
+def _integer_makers() -> Iterator[CaseMaker]:
     for name in ("int4_g32", "int8_channel"):
         for rows in ("one", "many"):
             yield CaseMaker(
@@ -66,6 +91,9 @@ def makers() -> Iterator[CaseMaker]:
                 kernels=("gemm.weight_only",),
                 make=lambda b, name=name, rows=rows: integer_case(b, name, rows),
             )
+
+
+def _grouped_makers() -> Iterator[CaseMaker]:
     for name, kernels in (
         ("bfloat16", ("grouped_gemm.dense",)),
         ("fp8_block128_a8", ("grouped_gemm.fp8_block", "quantize.groups")),
@@ -84,38 +112,43 @@ def rows_of(bench: Bench, rows: str) -> int:
     return {"one": 1, "few": bench.size(16, 5), "many": bench.size(4096, 20)}[rows]
 
 
-def _request(n: int, k: int, tokens: int, name: str, epilogue: Any = "none") -> GemmRequest:
-    return GemmRequest(
-        n=n, k=k, dtype="bfloat16", weight_format=FORMATS[name], epilogue=epilogue,
-        tokens=TokenRange(1, tokens),
-    )  # fmt: skip
+def _request(n: int, k: int, tokens: int, name: str, **more: Any) -> GemmRequest:
+    fields = {"dtype": "bfloat16", "tokens": TokenRange(1, tokens), **more}
+    return GemmRequest(n=n, k=k, weight_format=FORMATS[name], **fields)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, epilogue: str) -> torch.Tensor:
-    y = functional.linear(x, weight)
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, epilogue: str, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    y = functional.linear(x, weight, bias)
     if epilogue == "none":
         return y
     gate, up = y.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
-def dense_case(bench: Bench, rows: str, epilogue: str) -> Case:
+def dense_case(
+    bench: Bench, rows: str, epilogue: str, *, dtype: str = "bfloat16", has_bias: bool = False
+) -> Case:
     """Of whole tiles or split ones, even where the device would share them out by stream-K."""
     tokens, n = rows_of(bench, rows), bench.size(8192, 64)
     k = bench.size(4096, 2048 if rows != "many" else 96)  # split where it is long
-    weight = (bench.randn(n, k) / k**0.5).to(BF16)
-    x = bench.bf16(tokens, k)
+    of_dtype = getattr(torch, dtype)
+    weight = (bench.randn(n, k) / k**0.5).to(of_dtype)
+    x = bench.randn(tokens, k).to(of_dtype)
+    bias = bench.randn(n).to(of_dtype) if has_bias else None
+    request = _request(n, k, tokens, dtype, dtype=dtype, epilogue=epilogue, has_bias=has_bias)
     return reference_case(
-        f"gemm bf16 {epilogue} {tokens}x{n}x{k}",
-        _request(n, k, tokens, "bfloat16", epilogue),
+        f"gemm {dtype} {epilogue}{' with bias' if has_bias else ''} {tokens}x{n}x{k}",
+        request,
         gemm.bind,
         bench,
         (x,),
         tokens=tokens,
         tolerance=_DENSE,
         spec=bench.without_units(),
-        static={"weight": weight},
-        theirs=lambda: _linear(x, weight, epilogue),
+        static={"weight": weight, "bias": bias},
+        theirs=lambda: _linear(x, weight, epilogue, bias),
         library="cuBLAS",
     )
 
@@ -139,7 +172,7 @@ def stream_k_case(bench: Bench, epilogue: str) -> Case:
     x = bench.bf16(tokens, k)
     return reference_case(
         f"gemm bf16 {epilogue} stream-K {tokens}x{n}x{k}",
-        _request(n, k, tokens, "bfloat16", epilogue),
+        _request(n, k, tokens, "bfloat16", epilogue=epilogue),
         gemm.bind,
         bench,
         (x,),

@@ -30,6 +30,13 @@ _PAGE = 64
 
 
 def makers() -> Iterator[CaseMaker]:
+    yield from _latent_makers()
+    yield from _compressed_makers()
+    yield from _indexer_makers()
+    yield from _compressor_makers()
+
+
+def _latent_makers() -> Iterator[CaseMaker]:
     for kv_format in ("bf16", "fp8_656"):
         for name, heads, kernel in (("16", 16, "paged"), ("64", 64, "wide")):
             yield CaseMaker(
@@ -38,11 +45,24 @@ def makers() -> Iterator[CaseMaker]:
                 make=lambda b, f=kv_format, h=heads: mla_case(b, f, h, "decode", 0),
             )
     yield CaseMaker(
+        name="latent attention, decode, 32 heads a program, bf16",
+        kernels=("mla_attention.paged", "mla_attention.merge"),
+        make=lambda b: mla_case(b, "bf16", 32, "decode", 0),
+    )
+    yield CaseMaker(
+        name="latent attention by lists, decode, 16 heads, fp8_656",
+        kernels=("mla_attention.paged", "mla_attention.merge"),
+        make=lambda b: mla_case(b, "fp8_656", 16, "decode", b.size(1024, 64)),
+    )
+    yield CaseMaker(
         name="latent attention by lists, prefill, 64 heads, fp8_656",
         kernels=("mla_attention.wide",),
         make=lambda b: mla_case(b, "fp8_656", 64, "prefill", b.size(512, 64)),
         share=2.0,
     )
+
+
+def _compressed_makers() -> Iterator[CaseMaker]:
     for name, main, kernel in (
         ("bf16", "bf16", "paged"),
         ("v4_584", "v4_584", "paged"),
@@ -57,6 +77,9 @@ def makers() -> Iterator[CaseMaker]:
                 kernels=kernels,
                 make=lambda b, n=name, m=main, p=phase: compressed_case(b, n, m, p),
             )
+
+
+def _indexer_makers() -> Iterator[CaseMaker]:
     for keys, dtype, kernel in (
         ("bf16", "bfloat16", "paged"),
         ("fp8_132", "float8_e4m3fn", "paged"),
@@ -78,6 +101,9 @@ def makers() -> Iterator[CaseMaker]:
         kernels=("index_top_k.radix", "index_top_k.block_maxima"),
         make=lambda b: index_top_k_case(b, b.size(512, 8)),
     )
+
+
+def _compressor_makers() -> Iterator[CaseMaker]:
     for name, ratio, is_overlapping in (("overlapping", 4, True), ("plain", 128, False)):
         yield CaseMaker(
             name=f"compressor, {name} windows of {ratio}",
