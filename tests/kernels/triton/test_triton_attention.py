@@ -50,7 +50,7 @@ def check(
         torch_dtype,
     )
     phase = "decode" if all(new == 1 for _, new in lengths) else "prefill"
-    request = request_of(shape, phase, dtype, **fields)
+    request = request_of(shape, dtype=dtype, **({"phase": phase} | fields))
     sinks = torch.randn(heads).to(torch_dtype) if request.has_sinks else None
     scale = head_dim**-0.5
     kernel = triton_attention.bind(request, gpu("sm_120"), scale=scale, sinks=sinks)
@@ -117,3 +117,38 @@ def test_no_sequences(attention_cases: SimpleNamespace) -> None:
             request_of("gqa3-d64", phase, "float16"), gpu("sm_90"), scale=0.125
         )
         assert kernel(q[:0], k, v, meta).shape == (0, 9 * 64)
+
+
+MIXED = [(40, 1), (0, 0), (1, 1), (30, 0), (17, 1)]
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("fields", [{}, {"window": 20, "has_sinks": True}], ids=["plain", "window"])
+def test_sequences_without_tokens_beside_others(
+    attention_cases: SimpleNamespace, phase: str, fields: dict[str, Any]
+) -> None:
+    """Neither keys nor a query, and keys without a query: no row of theirs, and no other's lost."""
+    lengths = MIXED if phase == "decode" else [*MIXED, (33, 20)]
+    check(attention_cases, "gqa3-d64", "bfloat16", lengths, phase=phase, **fields)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_magnitudes(attention_cases: SimpleNamespace, phase: str, dtype: str) -> None:
+    """Queries of 1e-4 to 1e3, so that a row's weights are equal or all on one key, and values of
+    1e-4 to 1e4, each query's result judged by its own size."""
+    count = 5
+    new = [1] * count if phase == "decode" else [3] * count
+    case = attention_cases.paged([40] * count, new, (9, 3), 64, 16, getattr(torch, dtype))
+    q, k, v, meta = case
+    q *= torch.logspace(-4, 3, count)[:, None].repeat_interleave(new[0], 0).to(q.dtype)
+    sizes = torch.logspace(-4, 4, count).to(v.dtype)
+    for row, blocks in enumerate(meta.block_table[:, :3].long()):
+        v[blocks] *= sizes[row]
+    request = request_of("gqa3-d64", phase, dtype)
+    found = triton_attention.bind(request, gpu("sm_90"), scale=0.125)(q, k, v, meta).double()
+    exact = reference(request, scale=0.125)(q.double(), k.double(), v.double(), meta)
+    smallest = 2.0**-24 if dtype == "float16" else 0.0  # a step of numbers below the normal ones
+    peak = exact.abs().amax(dim=1, keepdim=True)
+    assert found.isfinite().all()
+    assert ((found - exact).abs() <= TOLERANCE[dtype] * peak + smallest).all()

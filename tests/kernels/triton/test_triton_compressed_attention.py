@@ -45,14 +45,19 @@ def run(
     lengths: list[tuple[int, int]],
     sinks: torch.Tensor | None,
     arch: str = "sm_90",
+    magnitudes: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(found, exact) of one batch of (context with the new tokens, new tokens)."""
+    """(found, exact) of one batch of (context with the new tokens, new tokens); queries and rows
+    are of the two magnitudes."""
     name, dim, size = request.main_format, request.head_dim, request.block_size
-    window, window_table = paged_rows(request.window_format, [n for n, _ in lengths], dim, size)
+    of_q, of_rows = magnitudes
+    window, window_table = paged_rows(
+        request.window_format, [n for n, _ in lengths], dim, size, of_rows
+    )
     ratio = request.compress_ratio
     main, main_table = None, None
     if ratio:
-        main, main_table = paged_rows(name, [n // ratio for n, _ in lengths], dim, size)
+        main, main_table = paged_rows(name, [n // ratio for n, _ in lengths], dim, size, of_rows)
     plain = metadata(lengths, window_table)
     meta = CompressedAttentionMetadata(
         query_start_loc=plain.query_start_loc,
@@ -64,7 +69,7 @@ def run(
     )
     tokens = sum(new for _, new in lengths)
     dtype = getattr(torch, request.dtype)
-    q = torch.randn(tokens, request.num_heads * dim + 32).to(dtype)[:, 16:-16]
+    q = (torch.randn(tokens, request.num_heads * dim + 32) * of_q).to(dtype)[:, 16:-16]
     lists = index_lists(lengths, request.top_k, ratio) if request.top_k else None
     kernel = triton_compressed.bind(request, gpu(arch), scale=0.1, sinks=sinks)
     found = kernel(q, window, main, meta, lists)
@@ -149,3 +154,16 @@ def test_sinks_that_outweigh_every_key_and_sinks_that_are_none(phase: str) -> No
     assert found.isfinite().all()
     assert (found.double() - exact).abs().max() <= TOLERANCE[found.dtype] * exact.abs().max()
     assert not found.view(2, 5, 32)[:, 0].any()
+
+
+@pytest.mark.parametrize("magnitudes", [(1e-4, 1e4), (1e3, 1e-4), (1e4, 1e-2)])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("name", PLAIN_FORMATS)
+def test_magnitudes(name: str, phase: str, magnitudes: tuple[float, float]) -> None:
+    """Of queries and of rows: weights that are equal, and all on one entry."""
+    request = request_of(name, phase, has_sinks=False)
+    found, exact = run(request, [(37, 1), (5, 1)], None, magnitudes=magnitudes)
+    smallest = 2.0**-24 if name == "fp16" else 0.0  # a step of numbers below the normal ones
+    assert found.isfinite().all()
+    bound = TOLERANCE[found.dtype] * exact.abs().max() + smallest
+    assert (found.double() - exact).abs().max() <= bound

@@ -43,6 +43,27 @@ def test_norm(dtype: str, hidden: int, tokens: int, has_residual: bool) -> None:
     assert ((y.double() - exact).abs() <= TOLERANCE[dtype] * exact.abs() + 1e-6).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_of_zeros_and_of_magnitudes(dtype: str, has_residual: bool) -> None:
+    """A row of zeros stays; 1e-4, where eps decides, to 1e4, whose square no float16 holds."""
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    request = RmsNormRequest(hidden_size=576, dtype=dtype, has_residual=has_residual)
+    weight = (torch.rand(576) + 0.5).to(torch_dtype)
+    sizes = torch.cat((torch.zeros(1), torch.logspace(-4, 4, 6)))
+    x = (torch.randn(7, 576).clamp(-3, 3) * sizes[:, None]).to(torch_dtype)
+    kernel = triton_norm.bind(request, gpu("sm_90"), weight=weight, eps=EPS)
+    residual = torch.randn(7, 576).clamp(-3, 3) * sizes[:, None]
+    added = residual.to(torch_dtype)
+    total = x + added if has_residual else x.clone()
+    y, kept = kernel(x, added) if has_residual else (kernel(x), total)
+    plain = RmsNormRequest(hidden_size=576, dtype=dtype)
+    exact = reference(plain, weight=weight, eps=EPS)(total.double())
+    assert torch.equal(kept, total)
+    assert not y[0].any()
+    assert ((y.double() - exact).abs() <= TOLERANCE[dtype] * exact.abs() + 1e-6).all()
+
+
 def test_norm_over_each_head_and_with_int8_rows() -> None:
     heads = RmsNormRequest(hidden_size=64, dtype="bfloat16", rows_per_token=3)
     weight = torch.rand(64).bfloat16()
