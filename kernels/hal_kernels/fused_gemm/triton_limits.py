@@ -9,6 +9,7 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX
 from hal_kernels.gemm.triton_limits import (
     KernelChoice,
     choose_kernel,
@@ -62,11 +63,10 @@ def _dense(request: FusedGemmRequest, dtype: str) -> tuple[KernelChoice, ...] | 
     if dtype != "bfloat16" and form != "residual":
         return not_written(f"{_OP}.dense", "dtype", "bfloat16 unless it adds a residual", dtype)
     size = size_of(request.tokens.high, request.k)
-    if size == "split" and dtype != "bfloat16":
-        return not_written(f"{_OP}.split_k_sum", "dtype", "bfloat16 where K is split", dtype)
     if size == "split":
         parts = KernelChoice("gemm.dense", dtype, size + gated_suffix(request))
-        return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split4-{form}")
+        stored = FLOAT16_SUFFIX * (dtype == "float16")
+        return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split4-{form}{stored}")
     return (KernelChoice(f"{_OP}.dense", dtype, f"{size}-{form}"),)
 
 

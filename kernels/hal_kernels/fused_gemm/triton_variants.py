@@ -29,6 +29,7 @@ _MODULE = "hal_kernels.gemm.triton_kernels"
 _FP8_WEIGHTS = "hal_kernels.gemm.fp8_weight_kernels"
 # Architectures whose matrix unit multiplies scales of 32 columns in; others take `fp8_block`.
 _SCALED_UNITS = frozenset({"sm_100", "sm_103", "sm_120", "gfx950"})
+FLOAT16_SUFFIX = "-float16"  # of sums of parts, whose operands are float32 whatever is stored
 _RESIDUAL: dict[str, Any] = {"HAS_RESIDUAL": True}
 _CLAMPED: dict[str, Any] = {**GATED, "CLAMP": 10.0}
 
@@ -78,10 +79,13 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
 
 
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
-    return tuple(
+    variants = [
         split_k_variant(target, f"split4-{form}", 4, after, has_bias=form == "residual")
         for form, after in _forms(target, (32, 128))
-    )
+    ]
+    name, after = f"split4-residual{FLOAT16_SUFFIX}", PLAIN | _RESIDUAL
+    half = split_k_variant(target, name, 4, after, has_bias=True, dtype="float16")
+    return (*variants, half)
 
 
 def fp8_table_entry(stem: str, form: str, *, is_small: bool) -> str:

@@ -223,16 +223,23 @@ def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
 
 
 def split_k_variant(
-    target: Target, config: str, splits: int, after: Mapping[str, Any], *, has_bias: bool = False
+    target: Target,
+    config: str,
+    splits: int,
+    after: Mapping[str, Any],
+    *,
+    has_bias: bool = False,
+    dtype: str = "bfloat16",
 ) -> KernelVariant:
-    """The sum of the parts of a product whose K was split, with what follows it."""
+    """The sum of the parts of a product whose K was split, with what follows it. dtype: of the
+    bias, the residual and what is stored."""
     return KernelVariant(
         dtype="",
         config=config,
         pointers={
             "part_SMN_ptr": "float32",
-            "bias_N_ptr": "bfloat16",
-            **result_pointers(target, after, "bfloat16"),
+            "bias_N_ptr": dtype,
+            **result_pointers(target, after, dtype),
         },
         scalars=dict.fromkeys(("M", "N", "stride_ym", "stride_rm"), "i32"),
         divisible=frozenset({"N", "stride_ym", "stride_rm"}),

@@ -211,7 +211,7 @@ def check_product(
         ("bfloat16", 64, {"epilogue": "silu", "has_residual": True}, "none or silu_gated"),
         ("bfloat16", 64, {"epilogue": "silu_gated", "has_bias": True}, "none unless a residual"),
         ("bfloat16", 64, {"out_dtype": "float32", "has_residual": True}, "bfloat16"),
-        ("float16", 1, {"has_residual": True}, "bfloat16 where K is split"),
+        ("float16", 64, {"epilogue": "silu_gated", "clamp": 7.0}, "unless it adds a residual"),
         ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "quantised weights"),
     ],
 )
