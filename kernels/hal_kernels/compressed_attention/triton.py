@@ -12,12 +12,12 @@ from hal.ops.compressed_attention import CompressedAttentionMetadata, Compressed
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
 from hal_kernels.compressed_attention.triton_tuning import shape_of
-from hal_kernels.compressed_attention.triton_variants import SPLIT_ENTRIES, tiles
+from hal_kernels.compressed_attention.triton_variants import HEADS_TOGETHER, SPLIT_ENTRIES
 from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v41_kernel
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.packed_tiles import packed_tiles
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
-from hal_kernels.mla_attention.triton_variants import chunks
+from hal_kernels.mla_attention.triton_variants import chunks, tiles
 from hal_kernels.tuning.key_tiles import STEPS, chosen
 from hal_kernels.tuning.store import tuned_rows
 
@@ -35,10 +35,10 @@ def bind(
 
     Rows of q that belong to no sequence keep whatever was in the memory of the result.
     """
-    formats = {request.window_format, request.main_format}
+    kv_format = _PACKED if _PACKED in (request.window_format, request.main_format) else "bf16"
     is_v41 = request.window_format == "v41_528"
     target = target_of(device)
-    options = packed_tiles(target) if is_v41 else tiles(target, is_packed=_PACKED in formats)
+    options = packed_tiles(target) if is_v41 else tiles(target, kv_format, HEADS_TOGETHER)
     heads, dim = request.num_heads, request.head_dim
     constants = {
         "HEADS": heads,

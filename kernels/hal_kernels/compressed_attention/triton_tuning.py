@@ -16,7 +16,12 @@ from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
-from hal_kernels.compressed_attention.triton_variants import KERNELS, SPLIT_ENTRIES, V41_MAIN
+from hal_kernels.compressed_attention.triton_variants import (
+    HEADS_TOGETHER,
+    KERNELS,
+    SPLIT_ENTRIES,
+    V41_MAIN,
+)
 from hal_kernels.tuning.key_tiles import (
     KEYS,
     batch_of,
@@ -34,7 +39,6 @@ from hal_kernels.tuning.tunable import Call, TunableKernel
 _MODULE = "hal_kernels.compressed_attention.triton"
 _SIZES = ("entries", "head_dim", "heads", "ratio", "window")
 _PAGE = 64
-_LEAST_BLOCK = 16  # heads that share a program, at least
 _ENDINGS = tuple(
     f"{form}-{phase}" for form in ("dense", "sparse") for phase in ("decode", "prefill")
 )
@@ -46,8 +50,8 @@ def shape_of(
     request: CompressedAttentionRequest, device: DeviceSpec
 ) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for the window alone,
-    which has nothing of its own to choose."""
-    if not request.compress_ratio:
+    which has nothing of its own to choose, and for float16, whose tiles are not to be chosen."""
+    if not request.compress_ratio or request.dtype != "bfloat16":
         return None
     main, form = request.main_format, "sparse" if request.top_k else "dense"
     phase = "decode" if request.phase == "decode" else "prefill"
@@ -82,7 +86,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
     entries, window = shape.size("entries"), shape.size("window")
     heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase == "decode"
     splits = -(-entries // SPLIT_ENTRIES) if is_decode else 1
-    programs = shape.rows * splits * -(-heads // _LEAST_BLOCK)
+    programs = shape.rows * splits * -(-heads // HEADS_TOGETHER)
     of_entries = -(-(min(entries, SPLIT_ENTRIES) if is_decode else entries) // n)
     steps = -(-window // n) + of_entries  # of the first split, which has the window as well
     rows = [KV_FORMATS[name].row_bytes(dim) for name in (_window_format(main), main)]
@@ -96,7 +100,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
         programs=programs,
         steps=steps,
         step_bytes=n * max(rows),
-        flops=per_pair * programs * steps * _LEAST_BLOCK * n,
+        flops=per_pair * programs * steps * HEADS_TOGETHER * n,
         needed_flops=per_pair * shape.rows * heads * (window + entries),
         memory_bytes=sum(read) + 4.0 * shape.rows * heads * dim + parts,
     )

@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.mla_attention.packed_tiles import UNPACKING, packed_tiles
-from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, merge_variant
+from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, merge_variant, tiles
 
 V41_MAIN = ("v41_528", "fp4_288")  # rows of entries beside a window in v41_528
 SPLIT_ENTRIES = 512  # compressed entries of one split of a decode
-
-
-def tiles(target: Target, *, is_packed: bool) -> dict[str, Any]:
-    """Tile sizes and launch options: 16 heads of 512 sums are what the registers hold, and rows
-    that are unpacked pass through them too."""
-    if target.backend == "hip":
-        is_cdna = target.warp_size == 64
-        chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
-        return {
-            "BLOCK_H": 16,
-            "CHUNK": 512 if is_cdna and not is_packed else chunk,
-            "BLOCK_N": 32 if is_cdna and not is_packed else 16,
-            "RELOADS_Q": not is_cdna,
-            "num_warps": 4 if is_cdna else 8,
-            "num_stages": 1,
-        }
-    return {
-        "BLOCK_H": 16,
-        "CHUNK": 512,
-        "BLOCK_N": 16 if is_packed else 32,
-        "RELOADS_Q": False,
-        "num_warps": 8 if is_packed else 4,
-        "num_stages": 2,
-    }
+HEADS_TOGETHER = 16  # that share a program, however many there are: 512 sums of each are kept
 
 
 def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
     is_packed, is_whole = name == "v4_584", phase == "prefill"
-    options = tiles(target, is_packed=is_packed)
+    options = tiles(target, name, HEADS_TOGETHER)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     dtype = "float16" if name == "fp16" else "bfloat16"
     cache = "uint8" if is_packed else dtype

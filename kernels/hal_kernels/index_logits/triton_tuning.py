@@ -47,10 +47,13 @@ def chosen_tiles(options: Mapping[str, Any]) -> dict[str, int]:
     return chosen(options, _NAMES)
 
 
-def shape_of(request: IndexLogitsRequest, device: DeviceSpec) -> tuple[str, ShapeClass]:
-    """Kernel and class of a request at the most tokens of its range."""
+def shape_of(request: IndexLogitsRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
+    """Kernel and class of a request at the most tokens of its range; None for float16, whose tiles
+    are not to be chosen."""
     is_fp8 = request.dtype == "float8_e4m3fn"
-    dtype = "bfloat16"
+    dtype = request.dtype
+    if not is_fp8 and dtype != "bfloat16":
+        return None
     if is_fp8:
         dtype = "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
     kernel = _FP4.name if is_fp8 and request.key_format == "fp4_68" else _PAGED.name
@@ -115,7 +118,7 @@ def _call(shape: ShapeClass, device: Any) -> Call:
 
 
 def _paged_dtypes(target: Target) -> Sequence[str]:
-    return ("bfloat16",)
+    return ("bfloat16", target.fp8_dtype)
 
 
 def _fp8_dtypes(target: Target) -> Sequence[str]:

@@ -1,4 +1,6 @@
-"""Tile sizes of attention over packed latent or compressed rows. Free of torch and triton."""
+"""Tile sizes of attention over a window and entries in packed rows of v41_528 and fp4_288. Free of
+torch and triton.
+"""
 
 from __future__ import annotations
 

@@ -55,8 +55,11 @@ _MANY_HEADS = tuple(
 )
 
 
-def shape_of(request: MlaAttentionRequest, device: DeviceSpec) -> tuple[str, ShapeClass]:
-    """Kernel and class of a request at the most tokens of its range."""
+def shape_of(request: MlaAttentionRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
+    """Kernel and class of a request at the most tokens of its range; None for float16, whose tiles
+    are not to be chosen."""
+    if request.dtype != "bfloat16":
+        return None
     is_of_64 = is_wide(device.arch, request.num_heads, request.rope_dim)
     form = config_of(
         request.kv_format,

@@ -31,7 +31,9 @@ def named_classes(
 def _named(kernel: TunableKernel, text: str, target: Target) -> ShapeClass:
     dtypes = tuple(kernel.dtypes(target))
     try:
-        return parse_shape(text, size_names=kernel.size_names, forms=kernel.forms, dtypes=dtypes)
+        shape = parse_shape(text, size_names=kernel.size_names, forms=kernel.forms, dtypes=dtypes)
+        _check_is_compiled(kernel, shape, target)
+        return shape
     except ValueError as error:
         example = ",".join(f"{name}=4096" for name in kernel.size_names)
         raise UsageError(
@@ -40,6 +42,17 @@ def _named(kernel: TunableKernel, text: str, target: Target) -> ShapeClass:
             str(error),
             f"write it as {example},rows=16; forms: {', '.join(kernel.forms)}; dtypes: "
             + ", ".join(dtypes),
+        ) from error
+
+
+def _check_is_compiled(kernel: TunableKernel, shape: ShapeClass, target: Target) -> None:
+    """Not every form is of every dtype, nor on every target: raises ValueError if this is not."""
+    try:
+        kernel.default(target, shape)
+    except KeyError as error:
+        raise ValueError(
+            f"required a dtype and a form that {target.arch} has a variant of, found {shape.dtype} "
+            f"with {shape.form}"
         ) from error
 
 

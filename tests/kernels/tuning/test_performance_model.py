@@ -90,8 +90,14 @@ def test_every_configuration_is_of_a_variant_and_has_a_footprint(name: str, targ
     assert isinstance(target, Target)
     tunable, variants = TUNABLE[name], find_kernel(name).variants(target)
     sizes = dict.fromkeys(tunable.size_names, 64)
+    compiled = {(variant.dtype, variant.config) for variant in variants}
     for dtype in tunable.dtypes(target):
         for form in tunable.forms:
+            if name == "index_logits.paged" and (dtype, form) not in compiled:
+                # Of an FP8 query: it meets no plain keys, and those of four bits elsewhere.
+                assert dtype == target.fp8_dtype
+                assert form.partition("-")[0] in ("bf16", "fp4_68")
+                continue
             for rows in (1, 300):
                 if not variants:  # an architecture that the kernel is not for
                     continue
