@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hal.device_group import GroupLink
 from hal.errors import PlanError
 from hal.ops.collective import CollectiveRequest
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.kv_write import KvWriteRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest
 from hal.plan import OpSite
@@ -67,6 +69,23 @@ def requests(sites: list[OpSite], name: str, rank: int = 0) -> dict[int | None, 
             for layer in site.layers or (None,):
                 found[layer].append(site.request)
     return found
+
+
+@pytest.mark.parametrize(
+    ("row_format", "kv_dtype"),
+    [("bf16", "bfloat16"), ("fp16", "float16"), ("fp8_656", "uint8")],
+)
+def test_a_write_of_rows_names_the_dtype_of_its_format(row_format: str, kv_dtype: str) -> None:
+    config = config_of("deepseek-v3.2")
+    precision = resolve_precision(config, "auto", "auto", frozenset({"matrix.bfloat16"}))
+    sites = model_sites(config, replace(precision, kv_format=row_format), LIMITS)
+    written = {
+        (request.kv_format, request.kv_dtype)
+        for found in requests(sites, "kv_write").values()
+        for request in found
+        if isinstance(request, KvWriteRequest)
+    }
+    assert written == {(row_format, kv_dtype)}
 
 
 def test_calls_of_v41_by_kind_of_layer() -> None:

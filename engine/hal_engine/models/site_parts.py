@@ -10,6 +10,7 @@ from hal.device_group import GroupLink
 from hal.ops.collective import CollectiveRequest
 from hal.ops.formats import WeightFormat
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
+from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.quantize import QuantizeRequest
@@ -143,13 +144,14 @@ class SiteParts:
 
     def write_rows(self, width: int, row_format: str) -> KvWriteRequest:
         """One row a token into a cache of that format."""
+        kind = KV_FORMATS[row_format]
         return KvWriteRequest(
             num_kv_heads=1,
             head_dim=width,
             v_head_dim=0,
             block_size=self.limits.block_size,
             dtype=self.precision.dtype,
-            kv_dtype="bfloat16" if row_format == "bf16" else "uint8",
+            kv_dtype=kind.element if kind.is_plain else "uint8",
             kv_format=row_format,  # type: ignore[arg-type]  # checked by the request
             tokens=self.limits.all_tokens,
         )

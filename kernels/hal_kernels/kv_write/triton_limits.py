@@ -18,9 +18,12 @@ def not_supported_reasons(
 ) -> Sequence[Reason]:
     """Empty if one serves."""
     kernel, config = "kv_write.dense", ""
-    if request.kv_dtype == "float16":
-        config = f"row1024{DENSE_SUFFIXES[request.kv_dtype]}"
-    if request.kv_format not in ("", *PLAIN_FORMATS):
+    is_plain = request.kv_format in PLAIN_FORMATS
+    # A format says what a row is made of, whatever dtype was named beside it.
+    dtype = KV_FORMATS[request.kv_format].element if is_plain else request.kv_dtype
+    if dtype == "float16":
+        config = f"row1024{DENSE_SUFFIXES[dtype]}"
+    if request.kv_format and not is_plain:
         kernel, config = "kv_write.packed", request.kv_format
         if KV_FORMATS[config].element == "fp4_e2m1":
             kernel = "kv_write.fp4"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,6 +12,8 @@ from gpu_devices import gpu
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows
 from hal.ops.kv_write import KvWriteRequest, reference
 from hal.ops.low_precision import decode_e2m1
+from hal_kernels.aot.limits import EvidenceQuery, evidence_asked
+from hal_kernels.kv_write.triton_limits import not_supported_reasons
 
 PAGES, BLOCK_SIZE = 3, 16
 FORMATS = pytest.mark.parametrize(
@@ -92,3 +96,18 @@ def test_plain_rows_touch_their_slots_only(name: str) -> None:
     triton_kv_write.bind(request, gpu("sm_80"))(rows, found, slots)
     reference(request)(rows, exact, slots)
     assert torch.equal(found, exact)
+
+
+def test_plain_rows_are_judged_by_the_code_of_their_format() -> None:
+    """Whatever dtype is named beside the format."""
+    for kv_dtype in ("uint8", "float16"):
+        request = replace(request_of("fp16", "float16"), kv_dtype=kv_dtype)
+        assert evidence_asked(not_supported_reasons, request, gpu("sm_80")) == (
+            EvidenceQuery("kv_write.dense", "", "row1024-fp16"),
+        )
+    request = replace(request_of("bf16"), kv_dtype="uint8")
+    (asked,) = evidence_asked(not_supported_reasons, request, gpu("sm_80"))
+    assert not asked.config.endswith("-fp16")
+    request = replace(request, kv_format="", kv_dtype="float16")
+    (asked,) = evidence_asked(not_supported_reasons, request, gpu("sm_80"))
+    assert asked.config == "row1024-fp16"
