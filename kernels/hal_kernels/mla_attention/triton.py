@@ -11,6 +11,7 @@ from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata
 from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.ops.mla_attention import MlaAttentionRequest
+from hal_kernels.compute_units import compute_units
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
 from hal_kernels.mla_attention.triton_kernels import _mla_attention_kernel
@@ -59,7 +60,7 @@ def bind(
     }
     default, tuned = chosen(options), tuned_rows(shape_of(request, device), device)
     heads, rank = request.num_heads, request.kv_lora_rank
-    units = int(device.attributes.get("compute_units", 0))
+    units = compute_units(device)
     merge = {"WIDTH": rank, "BLOCK_L": max(16, triton.next_power_of_2(rank)), "HAS_SINKS": False}
 
     def kernel(

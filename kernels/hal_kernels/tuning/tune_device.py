@@ -9,6 +9,7 @@ from hal.device import DeviceSpec
 from hal.errors import DeviceNotFoundError, SettingsError
 from hal.measurements import with_measurements
 from hal_kernels.aot.targets import Target, find_target
+from hal_kernels.compute_units import compute_units
 
 if TYPE_CHECKING:
     from hal.plugins.registry import BackendRegistry
@@ -72,14 +73,14 @@ def with_compute_units(device: DeviceSpec) -> DeviceSpec:
     """With the number of multiprocessors that torch reports of a live device."""
     if device.attributes.get("compute_units") or device.torch_device != "cuda":
         return device
-    import torch
+    units = compute_units(device)
+    if not units:
+        import torch
 
-    if not torch.cuda.is_available():
         raise SettingsError(
             f"device {device.device_id}",
             "a torch that can use it",
             f"torch {torch.__version__} without a usable device",
             "install the build of torch for it; `hal doctor` says which",
         )
-    units = torch.cuda.get_device_properties(0).multi_processor_count
     return replace(device, attributes={**device.attributes, "compute_units": units})

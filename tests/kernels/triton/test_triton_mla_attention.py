@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ import torch
 import hal_kernels.mla_attention.triton as triton_mla
 from gpu_devices import gpu
 from hal.device import DeviceSpec
+from hal.errors import SettingsError
 from hal.ops.attention import AttentionMetadata
 from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.ops.mla_attention import MlaAttentionRequest, reference
 from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.limits import evidence_asked
 from hal_kernels.aot.targets import TARGETS, find_target
+from hal_kernels.compute_units import compute_units
 from hal_kernels.mla_attention.triton_limits import not_supported_reasons
 from hal_kernels.mla_attention.triton_variants import count_splits, is_wide, tiles, wide_tiles
+from hal_kernels.tuning.tune_device import with_compute_units
 from sparse_cases import index_lists, metadata, paged_rows
 
 # Heads, latent and rotary values of a row, rows of a page.
@@ -135,6 +139,33 @@ def test_splits_are_as_many_as_fill_a_device_with_one_sequence() -> None:
     assert count_splits(1 << 20, 128, options, 0) == 32  # nobody says how large it is
     assert count_splits(1 << 20, 16, {"BLOCK_H": 16, "num_warps": 4}, 132) == 264
     assert count_splits(1 << 20, 128, options, 1) == 1
+
+
+def test_a_decode_is_tuned_with_the_splits_that_it_is_launched_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a device that states no number of multiprocessors, torch is asked: serving, too."""
+    reported = SimpleNamespace(multi_processor_count=20)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: reported)
+    served = replace(gpu("sm_90"), torch_device="cuda")
+    tuned = with_compute_units(served)
+    assert tuned.attributes["compute_units"] == 20
+    asked: list[int] = []
+
+    def counted(keys: int, heads: int, options: Any, units: int) -> int:
+        asked.append(units)
+        return count_splits(keys, heads, options, units)
+
+    monkeypatch.setattr(triton_mla, "count_splits", counted)
+    for device in (served, tuned, replace(served, attributes={"compute_units": 7})):
+        check(request_of("small", "decode"), [(600, 1), (3, 1)], device)
+    assert asked == [20, 20, 7]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert compute_units(served) == 0
+    with pytest.raises(SettingsError, match="without a usable device"):
+        with_compute_units(served)
 
 
 def test_several_new_tokens_in_a_decode() -> None:
