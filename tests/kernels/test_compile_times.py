@@ -20,6 +20,7 @@ from hal_kernels.aot.evidence import Evidence, read_evidence
 from hal_kernels.aot.evidence_tables import print_evidence
 from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.targets import find_target
+from hal_kernels.aot.triton_versions import store_of
 
 KERNEL, TARGET = "gemm.mxfp8", "sm_89"
 
@@ -31,10 +32,14 @@ def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(**seconds: float) -> None:
-    stored = read_evidence(KERNEL, TARGET)
+    save_times(KERNEL, TARGET, "3.9.0", seconds)
+
+
+def save_times(kernel: str, target: str, triton: str, seconds: dict[str, float]) -> None:
+    stored = read_evidence(kernel, target, store_of(triton))
     assert stored is not None
-    times = CompileTimes(source=stored.source_hash, triton="3.9.0", seconds=seconds)
-    save_compile_times(KERNEL, TARGET, times)
+    times = CompileTimes(source=stored.source_hash, triton=triton, seconds=seconds)
+    save_compile_times(kernel, target, times)
 
 
 def test_times_of_this_machine_are_shown_and_no_part_of_the_evidence(
@@ -56,17 +61,39 @@ def test_times_of_this_machine_are_shown_and_no_part_of_the_evidence(
 
 def test_times_of_another_source_are_none() -> None:
     kept(a=1.0)
-    assert load_compile_times(KERNEL, TARGET, "0" * 16) == {}
-    assert load_compile_times(KERNEL, "sm_90", "0" * 16) == {}
+    assert load_compile_times(KERNEL, TARGET, source="0" * 16, triton="3.9.0") == {}
+    assert load_compile_times(KERNEL, "sm_90", source="0" * 16, triton="3.9.0") == {}
+
+
+def test_times_of_two_compilers_are_kept_apart() -> None:
+    kernel, target = find_kernel("collective.all_gather"), find_target("sm_90")
+    stored = read_evidence(kernel.name, target.arch)
+    assert stored is not None
+    first = stored.variants[0]
+    name = f"{first.dtype} {first.config}".strip()
+    for version, seconds in (("3.9.0", 12.25), ("3.6.0", 7.5)):
+        save_times(kernel.name, target.arch, version, {name: seconds})
+
+    def shown(version: str) -> set[float | None]:
+        document = kernels_document([kernel], [target], store_of(version))
+        found = document["kernels"][0]["evidence"]
+        return {v["compile_s"] for v in found} - {None}
+
+    assert shown("3.9") == {12.25}
+    assert shown("3.6") == {7.5}
+    # A corrected release compiles as its minor version does, as evidence has it.
+    assert compile_times_path(KERNEL, TARGET, "3.6.1") == compile_times_path(
+        KERNEL, TARGET, "3.6.0"
+    )
 
 
 def test_a_damaged_file_is_named(cache_home: Path) -> None:
     kept(a=1.0)
-    path = compile_times_path(KERNEL, TARGET)
+    path = compile_times_path(KERNEL, TARGET, "3.9.0")
     for text in ("{", '{"source": 1}', path.read_text().replace("1.0", "-1.0")):
         path.write_text(text)
         with pytest.raises(SettingsError, match=KERNEL):
-            load_compile_times(KERNEL, TARGET, "0" * 16)
+            load_compile_times(KERNEL, TARGET, source="0" * 16, triton="3.9.0")
 
 
 def test_a_cell_that_is_not_native_is_explained_where_it_is_shown(

@@ -101,7 +101,9 @@ def kernels_document(
 
 def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
     """Every variant with its occupancy, and the seconds that it took to compile on this machine."""
-    seconds = load_compile_times(found.kernel, found.target, found.source_hash)
+    seconds = load_compile_times(
+        found.kernel, found.target, source=found.source_hash, triton=found.triton
+    )
     for variant in found.variants:
         held = occupancy_of_evidence(variant)
         yield {
@@ -140,7 +142,9 @@ def check_kernels(
             if not found.variants:
                 continue
             if seconds:
-                kept = load_compile_times(one.name, arch.arch, found.source_hash)
+                kept = load_compile_times(
+                    one.name, arch.arch, source=found.source_hash, triton=found.triton
+                )
                 times = CompileTimes(
                     source=found.source_hash, triton=found.triton, seconds={**kept, **seconds}
                 )

@@ -1,5 +1,6 @@
 """How long kernels took to compile on this machine: no part of the evidence, which is the same on
-every machine. One file per target and kernel below $XDG_CACHE_HOME/halstack/kernel_compile_times.
+every machine. One file per version of Triton, target and kernel below
+$XDG_CACHE_HOME/halstack/kernel_compile_times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hal.errors import SettingsError
 from hal.text_files import write_user_text
+from hal_kernels.aot.triton_versions import minor_version
 from hal_kernels.located_documents import read_document
 
 _SCHEMA: Literal["halstack.compile-times/1"] = "halstack.compile-times/1"
@@ -34,17 +36,19 @@ class CompileTimes(BaseModel):
 
 
 def compile_times_path(
-    kernel: str, target: str, environment: Mapping[str, str] | None = None
+    kernel: str, target: str, triton: str, environment: Mapping[str, str] | None = None
 ) -> Path:
-    """The file of a kernel on a target."""
+    """The file of a kernel on a target. triton: version of the compiler, of which the minor one
+    counts, as for evidence."""
     values = os.environ if environment is None else environment
     base = values.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "halstack" / "kernel_compile_times" / target / f"{kernel}.json"
+    folder = Path(base) / "halstack" / "kernel_compile_times" / f"triton_{minor_version(triton)}"
+    return folder / target / f"{kernel}.json"
 
 
 def save_compile_times(kernel: str, target: str, times: CompileTimes) -> None:
     """Raises SettingsError if the file cannot be written."""
-    path = compile_times_path(kernel, target)
+    path = compile_times_path(kernel, target, times.triton)
     text = json.dumps(times.model_dump(by_alias=True), indent=1, sort_keys=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,12 +62,15 @@ def save_compile_times(kernel: str, target: str, times: CompileTimes) -> None:
         ) from error
 
 
-def load_compile_times(kernel: str, target: str, source: str) -> Mapping[str, float]:
-    """Seconds by variant; empty where nothing of that source was compiled here.
+def load_compile_times(
+    kernel: str, target: str, *, source: str, triton: str
+) -> Mapping[str, float]:
+    """Seconds by variant; empty where nothing of that source was compiled here by that version of
+    Triton.
 
     Raises SettingsError for a file that is not right.
     """
-    path = compile_times_path(kernel, target)
+    path = compile_times_path(kernel, target, triton)
     if not path.exists():
         return {}
     found = read_document(CompileTimes, path, _REMEDY)

@@ -70,7 +70,9 @@ def print_evidence(
     resident on a multiprocessor, with their share of the most that it holds; s: seconds that it
     took to compile on this machine."""
     for found in stored(kernels, targets, store):
-        seconds = load_compile_times(found.kernel, found.target, found.source_hash)
+        seconds = load_compile_times(
+            found.kernel, found.target, source=found.source_hash, triton=found.triton
+        )
         rows = [
             (
                 f"{variant.dtype} {variant.config}".strip(),
