@@ -198,7 +198,6 @@ class V32Layer:
         own = "mlp.shared_experts."
         both = (own + "gate_proj.weight", own + "up_proj.weight")
         self._bind("shared.gate_up_proj", weight=self._fp8(*both), bias=None)
-        self._bind("shared.activation")
         self._bind("shared.down_proj", weight=self._fp8(own + "down_proj.weight"), bias=None)
 
     def __call__(self, rows: Rows, kv_cache: torch.Tensor, index_cache: torch.Tensor) -> Step:
@@ -264,7 +263,7 @@ class V32Layer:
         hidden = self._call("experts.gate_up_proj", n, sorted_rows, offsets)
         hidden = self._call("experts.down_proj", n, hidden, offsets)
         routed = self._call("experts.combine", n, hidden, source, weights)
-        shared = self._call("shared.activation", n, self._call("shared.gate_up_proj", n, x))
+        shared = self._call("shared.gate_up_proj", n, x)
         return routed + self._call("shared.down_proj", n, shared), logits, experts
 
 

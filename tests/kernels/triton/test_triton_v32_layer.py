@@ -7,7 +7,6 @@ the reference ops in float64, and against transformers' layer with the checkpoin
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,9 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import (
 import v32_layer
 from hal.binding import BoundOps
 from hal.ops import CATALOGUE
-from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionMetadata
 from hal.ops.kv_formats import KV_FORMATS
-from hal.plan import OpSite, Plan
+from hal.plan import Plan
 from hal.planner import PlanInputs, create_plan
 from hal.waivers import WaiverBook
 from hal_engine.config import load_model_config
@@ -95,7 +93,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     precision = resolve_precision(config, "auto", "auto", device.features)
     limits = StepLimits(max_num_batched_tokens=128, max_num_seqs=4, block_size=BLOCK)
     inputs = PlanInputs(
-        sites=[s for site in model_sites(config, precision, limits) for s in as_written(site)],
+        sites=model_sites(config, precision, limits),
         device=device,
         policy=registry.policy(device),
         candidates=registry.candidates,
@@ -112,22 +110,6 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         world_size=1,
         steps=[],
     )
-
-
-def as_written(site: OpSite) -> Sequence[OpSite]:
-    """FP8 products have no gated epilogue yet: the shared expert's becomes a call of its own."""
-    request: Any = site.request
-    if not site.site.endswith("shared.gate_up_proj"):
-        return [site]
-    plain = dataclasses.replace(request, epilogue="none")
-    activation = GatedActivationRequest(
-        width=request.n // 2, dtype=request.dtype, tokens=request.tokens
-    )
-    name = site.site.replace("gate_up_proj", "activation")
-    return [
-        dataclasses.replace(site, request=plain),
-        dataclasses.replace(site, site=name, request=activation),
-    ]
 
 
 @dataclass
@@ -217,6 +199,8 @@ def test_every_op_of_the_plan_is_a_triton_kernel(plan: Plan) -> None:
         *("mla_attention", "index_logits", "index_top_k", "kv_write", "quantize", "layer_norm"),
         *("gemm", "grouped_gemm", "moe_router", "moe_dispatch", "norm.rms", "rope"),
     }
+    gated = [op.site for op in plan.ops if op.site.site.endswith("shared.gate_up_proj")]
+    assert {getattr(site.request, "epilogue", "") for site in gated} == {"silu_gated"}
     formats = {getattr(op.site.request, "weight_format", None) for op in plan.ops}
     assert "fp8_block128_a8" in {form.name for form in formats if form is not None}
 
