@@ -86,15 +86,6 @@ _MADE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _WEIGHT_OPS = frozenset({"gemm", "grouped_gemm"})
 _QUANTISED_OPS = _WEIGHT_OPS | {"index_logits"}
 
-_WEIGHT_ONLY_OF_QUANTISED = (
-    Reason(
-        what="kernel",
-        required="a form of hal_kernels.gemm.triton that leaves the activations as they are",
-        found="not written yet",
-        kind=ReasonKind.MISSING,
-    ),
-)
-
 
 def kernel_module(op: str) -> str:
     return f"hal_kernels.{FOLDERS[op]}.triton"
@@ -263,13 +254,27 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
     )
 
 
+def _unwritten_weight_only(op: str, r: Any) -> tuple[Reason, ...]:
+    """What there is not yet for a format of two quantised operands whose activations stay wide."""
+    form = r.weight_format
+    is_blocks = form.element == "fp8_e4m3fn" and form.block_n == form.group_size
+    if op == "gemm" and is_blocks and form.group_size in (32, 128):
+        found = (
+            "gemm.fp8_weight_only takes formats with float activations only; not bound to others"
+        )
+    else:
+        found = f"not written yet: {op} has no kernel that leaves them so for these weights"
+    required = f"a kernel for weights of {form.name} with the activations as they are"
+    return (Reason(what="kernel", required=required, found=found, kind=ReasonKind.MISSING),)
+
+
 def _weight_only(op: str, device: DeviceSpec) -> Offer:
     def check(r: Any) -> list[Reason]:
         return gather(
             scope("quantised operands", multiplies_quantised(r), (True,)),
             scope("dtype", r.dtype, _DTYPES),
             feature(device, "triton"),
-            _missing(op) or _WEIGHT_ONLY_OF_QUANTISED,
+            _missing(op) or _unwritten_weight_only(op, r),
             any_feature(device, "matrix.bfloat16", "matrix.float16"),
         )
 
