@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -60,11 +61,13 @@ def build_runner(
             local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
             workers.wait_until("ready")
         except BaseException as error:
-            if isinstance(error, KernelBuildError):
-                workers.add_build_failures(error)
-            workers.stop()
-            if group is not None:
-                group.close()
+            # Whatever goes wrong on the way, no worker and no connection is left behind.
+            with contextlib.ExitStack() as ending:
+                if group is not None:
+                    ending.callback(group.close)
+                ending.callback(workers.stop)
+                if isinstance(error, KernelBuildError):
+                    workers.add_build_failures(error)
             raise
     return TensorParallelRunner(local, workers, group), ops
 

@@ -27,11 +27,18 @@ from hal.ops.collective import CollectiveGroup
 from hal.ops.request import TokenRange
 from hal_engine.batch import Batch
 from hal_engine.runner import LocalRunner
-from hal_engine.worker_pipes import Worker, failure_in, read_answer, write_in_time
+from hal_engine.worker_pipes import (
+    CLOSED_OUTPUT,
+    Worker,
+    failure_in,
+    read_answer,
+    write_in_time,
+)
 
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 5.0
 GATHER_S = 2.0  # for other ranks to say that they cannot compile it either
+PEER_END_S = 0.2  # between ranks that end of the same: who told an error, who could not
 SEND_DEADLINE_S = 10.0  # a worker that runs reads its batch at once
 COUNTS_REQUEST = b'"counts"\n'  # in place of a batch: the worker answers with its counters
 _MOST_COUNTS_BYTES = 64 << 20
@@ -103,7 +110,7 @@ class Workers:
         for worker in self._workers:
             answer = read_answer(worker, deadline, _MOST_COUNTS_BYTES)
             if "counts" not in answer:
-                raise self._lost(worker)
+                raise self._lost(worker, str(answer.get("error", answer)))
             ranks.append([_count(*fields) for fields in answer["counts"]])
         return ranks
 
@@ -127,25 +134,26 @@ class Workers:
         error.others = (*error.others, *self._build_failures(GATHER_S))
 
     def _build_failures(self, within_s: float) -> list[KernelBuildError]:
+        answers = self._answers(within_s).items()
+        return [found for rank, said in answers if (found := failure_in(said, rank)) is not None]
+
+    def _answers(self, within_s: float) -> dict[int, dict[str, Any]]:
         deadline = time.monotonic() + within_s
-        answers = [(read_answer(worker, deadline), worker.rank) for worker in self._workers]
-        return [found for answer in answers if (found := failure_in(*answer)) is not None]
+        return {worker.rank: read_answer(worker, deadline) for worker in self._workers}
 
     def explain(self, error: Exception) -> HalError:
         """Turns a failed collective into an error that names the rank that is gone: WorkerError, or
         KernelBuildError where that is why."""
         # A rank says so before it ends, and others may end of its end: it is asked first.
-        failures = self._build_failures(0.0)
+        answers = self._answers(0.0)
+        said = answers.items()
+        failures = [found for rank, answer in said if (found := failure_in(answer, rank))]
         if failures:
             failures[0].others = tuple(failures[1:])
             return failures[0]
-        # A dying process closes its connections a little before it can be seen as ended.
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            for worker in self._workers:
-                if worker.process.poll() is not None:
-                    return self._lost(worker)
-            time.sleep(0.02)
+        gone = self._gone_within(1.0, answers)
+        if gone is not None:
+            return gone
         ranks = ", ".join(str(worker.rank) for worker in self._workers)
         return WorkerError(
             "tensor-parallel group",
@@ -154,18 +162,40 @@ class Workers:
             "restart the server; the workers are ended",
         )
 
-    def _lost(self, worker: Worker) -> WorkerError:
+    def _gone_within(self, within_s: float, answers: dict[int, dict[str, Any]]) -> HalError | None:
+        """The rank that ended, closed its output or told an error. None if there is none.
+
+        One that told an error may only have lost its peer, so one that told nothing comes first.
+        answers: of all ranks until now; those of ranks that end meanwhile take their place.
+        """
+        told: WorkerError | None = None
+        # A dying process closes its connections a little before it can be seen as ended.
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            for worker in self._workers:
+                has_ended = worker.process.poll() is not None
+                if has_ended and answers[worker.rank].get("state") != "failed":
+                    answers[worker.rank] = read_answer(worker, 0.0)
+                answer = answers[worker.rank]
+                failure = failure_in(answer, worker.rank)
+                if failure is not None:
+                    return failure
+                if answer.get("state") == "failed":
+                    told = told or _gone(worker, f"it failed: {answer.get('error')}")
+                elif has_ended or answer.get("error") == CLOSED_OUTPUT:
+                    return self._lost(worker, CLOSED_OUTPUT)
+            if told is not None:
+                deadline = min(deadline, time.monotonic() + PEER_END_S)
+            time.sleep(0.02)
+        return told
+
+    def _lost(self, worker: Worker, if_it_runs: str = "it closed its input") -> WorkerError:
         try:
             code = worker.process.wait(timeout=1.0)
             found = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
-            found = "it closed its input"
-        return WorkerError(
-            f"tensor-parallel rank {worker.rank} (pid {worker.process.pid})",
-            "a running worker",
-            found,
-            "restart the server; its standard error tells more",
-        )
+            found = if_it_runs
+        return _gone(worker, found)
 
     def stop(self) -> None:
         """Ends every worker: by closing its input, then by force."""
@@ -181,6 +211,15 @@ class Workers:
                     os.killpg(worker.process.pid, signal.SIGKILL)
                 worker.process.wait()
             worker.stdout.close()
+
+
+def _gone(worker: Worker, found: str) -> WorkerError:
+    return WorkerError(
+        f"tensor-parallel rank {worker.rank} (pid {worker.process.pid})",
+        "a running worker",
+        found,
+        "restart the server; its standard error tells more",
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -2,20 +2,22 @@
 
 Standard input: a line of JSON with the order, then a batch a line, or a request for its counters;
 its end means to stop. Standard output: a line of JSON when it has planned and one when it is ready,
-or one that says why not; the counters, when they are asked for; before it ends, a kernel that did
-not compile when it was first called. It refuses to run a plan that
-differs from rank 0's, so ranks cannot disagree on what runs.
+or one that says why not; the counters, when they are asked for; before it ends by an error, what
+that was, be it a kernel that did not compile when it was first called or anything else. It refuses
+to run a plan that differs from rank 0's, so ranks cannot disagree on what runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import traceback
 from dataclasses import astuple
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from hal.binding import BoundOps
 from hal.errors import HalError, KernelBuildError, PlanError
@@ -68,43 +70,60 @@ def _answer(channel: IO[str], **fields: Any) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when told to stop, 1 when it could not start or a kernel does not compile."""
+    """Exit code 0 when told to stop; 1 after any error, which rank 0 is told of."""
     # A terminal's Ctrl-C is for rank 0, which then closes our input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What libraries print must not be read as an answer: it goes to standard error.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    order = json.loads(sys.stdin.buffer.readline())
     try:
-        runner, ops, group = _build(order, channel)
-    except KernelBuildError as error:
-        _answer(channel, **failure_answer(error))
+        runner, ops, group = _build(json.loads(sys.stdin.buffer.readline()), channel)
+        _answer(channel, state="ready")
+        _run(runner, ops, group, channel)
+    except BaseException as error:  # noqa: BLE001 - a rank that ends unheard is searched for
+        _report(error, channel)
         return 1
-    except (HalError, ConfigError, CheckpointError, RuntimeError, OSError) as error:
-        _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
-        return 1
-    _answer(channel, state="ready")
-    return _run(runner, ops, group, channel)
+    return 0
 
 
-def _run(runner: LocalRunner, ops: BoundOps, group: CollectiveGroup, channel: IO[str]) -> int:
-    """The batches until the input ends; 1 if a kernel cannot be compiled, which is answered."""
+def _run(runner: LocalRunner, ops: BoundOps, group: CollectiveGroup, channel: IO[str]) -> None:
+    """The batches until the input ends."""
     for line in sys.stdin.buffer:
         if line == COUNTS_REQUEST:
             _answer(channel, state="counts", counts=[astuple(count) for count in ops.counts()])
             continue
-        try:
-            runner.execute(Batch.from_json(line))
-            group.check()
-        except KernelBuildError as error:
+        runner.execute(Batch.from_json(line))
+        group.check()
+
+
+def _report(error: BaseException, channel: IO[str]) -> None:
+    """Tells rank 0; then standard error, where the error's own words do not say all."""
+    with contextlib.suppress(OSError):  # rank 0 may be gone
+        if isinstance(error, KernelBuildError):
             _answer(channel, **failure_answer(error))
-            return 1
-    return 0
+        else:
+            _answer(channel, state="failed", error=f"{type(error).__name__}: {error}")
+    if not isinstance(error, HalError | ConfigError | CheckpointError):
+        traceback.print_exception(error)
+
+
+def run_process() -> NoReturn:
+    """`main`, and the end of the process whatever it raised.
+
+    Without the interpreter's own teardown: a peer may be gone, and gloo would wait for it.
+    """
+    code = 1
+    try:
+        code = main()
+    except BaseException:  # noqa: BLE001 - nothing is left to raise to
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 if __name__ == "__main__":
-    # Without the interpreter's own teardown: a peer may be gone, and gloo would wait for it.
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    run_process()
