@@ -44,7 +44,8 @@ def matrix() -> str:
 
 
 def _cell(kernel: str, variants: Sequence[Evidence]) -> str:
-    """`12` native variants, or as `8 4e¹` how many are of which tier, with the reason's number."""
+    """`12` native variants, or as `8 **4e** [1]` how many are of which tier, with the reason's
+    number; `4e, 2 spill` where the tier does not say that some spill."""
     if not variants:
         return "–"
     parts = []
@@ -53,7 +54,8 @@ def _cell(kernel: str, variants: Sequence[Evidence]) -> str:
         if not of_tier:
             continue
         notes = sorted({_number(kernel, variant) for variant in of_tier} - {""})
-        text = f"{len(of_tier)}{letter}"
+        spilling = sum(variant.spills > 0 for variant in of_tier if tier != "spilled")
+        text = f"{len(of_tier)}{letter}" + (f", {spilling} spill" if spilling else "")
         parts.append(f"**{text}** [{', '.join(notes)}]" if letter else text)
     return " ".join(parts)
 

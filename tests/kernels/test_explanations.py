@@ -3,7 +3,9 @@ named with their place."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,19 @@ def test_every_reason_is_that_of_a_cell() -> None:
     assert not unused, "remove what explains nothing any more"
 
 
+def test_what_spills_is_said_whatever_the_tier() -> None:
+    """An emulated cell that spills is both, and no reason says less than was found."""
+    for stored in stored_evidence():
+        for variant in stored.variants:
+            if not variant.spills or variant.tier == "spilled":
+                continue
+            reason = find_explanation(stored.kernel, variant)
+            assert reason is not None, f"{stored.kernel} {variant.target} {variant.config}"
+            said = re.search(r"up to (\d+) words of a thread spill", reason.text)
+            assert said is not None, reason.text
+            assert variant.spills <= int(said[1]), f"{stored.kernel}: {variant.spills} words"
+
+
 def test_a_reason_covers_its_kernels_targets_dtypes_and_tier_only() -> None:
     reason = Explanation(
         kernels=["gemm.*"], targets=["sm_80"], dtypes=["fp8_*"], configs=["g128*"],
@@ -41,6 +56,9 @@ def test_a_reason_covers_its_kernels_targets_dtypes_and_tier_only() -> None:
         fields = {"target": "sm_80", "dtype": "fp8_e4m3fn", "config": "g128", "tier": "emulated"}
         other = Evidence(**(fields | change))  # type: ignore[arg-type]
         assert not reason.covers("gemm.fp8_block", other)
+    of_spills = reason.model_copy(update={"spills": True})
+    assert not of_spills.covers("gemm.fp8_block", cell)
+    assert of_spills.covers("gemm.fp8_block", dataclasses.replace(cell, spills=1))
 
 
 @pytest.mark.parametrize(

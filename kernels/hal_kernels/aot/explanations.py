@@ -24,8 +24,8 @@ Pattern = Annotated[str, Field(min_length=1, max_length=80)]
 
 
 class Explanation(BaseModel):
-    """kernels, configs, dtypes: patterns with *. targets: architectures. source: what the reason
-    rests on."""
+    """kernels, configs, dtypes: patterns with *. targets: architectures. spills: of variants that
+    spill alone (true), or do not (false); null: either. source: what the reason rests on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,6 +34,7 @@ class Explanation(BaseModel):
     dtypes: list[str] = ["*"]
     configs: list[Pattern] = ["*"]
     tier: EvidenceTier
+    spills: bool | None = None
     cause: Literal["instruction set", "compiler", "registers"]
     text: Annotated[str, Field(min_length=20, max_length=400)]
     source: Annotated[str, Field(min_length=10, max_length=200)]
@@ -42,6 +43,7 @@ class Explanation(BaseModel):
         """Whether it is the reason of this cell."""
         return (
             found.tier == self.tier
+            and self.spills in (None, found.spills > 0)
             and found.target in self.targets
             and any(fnmatchcase(kernel, pattern) for pattern in self.kernels)
             and any(fnmatchcase(found.dtype, pattern) for pattern in self.dtypes)
