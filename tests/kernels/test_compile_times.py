@@ -15,6 +15,7 @@ from hal_kernels.aot.compile_times import (
     compile_times_path,
     load_compile_times,
     save_compile_times,
+    variant_name,
 )
 from hal_kernels.aot.evidence import Evidence, read_evidence
 from hal_kernels.aot.evidence_tables import print_evidence
@@ -67,11 +68,11 @@ def test_times_of_another_source_are_none() -> None:
 
 def test_times_of_two_compilers_are_kept_apart() -> None:
     kernel, target = find_kernel("collective.all_gather"), find_target("sm_90")
-    stored = read_evidence(kernel.name, target.arch)
-    assert stored is not None
-    first = stored.variants[0]
-    name = f"{first.dtype} {first.config}".strip()
     for version, seconds in (("3.9.0", 12.25), ("3.6.0", 7.5)):
+        stored = read_evidence(kernel.name, target.arch, store_of(version))
+        assert stored is not None
+        first = stored.variants[0]
+        name = variant_name(first.dtype, first.config)
         save_times(kernel.name, target.arch, version, {name: seconds})
 
     def shown(version: str) -> set[float | None]:
