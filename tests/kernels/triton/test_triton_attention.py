@@ -73,6 +73,8 @@ FORMS = pytest.mark.parametrize(
         ("mha-d40", "bfloat16", {"window": 7}),
         ("mqa-d128", "float16", {"has_sinks": True, "softcap": 2.0}),
         ("mqa-d128", "bfloat16", {"window": 20}),
+        ("gqa3-d64", "float16", {"window": 20, "softcap": 3.0}),
+        ("gqa3-d64", "bfloat16", {"window": 33, "softcap": 5.0, "has_sinks": True}),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else value,
 )
