@@ -89,7 +89,9 @@ def _stage_tile(
     dtype: tl.constexpr, BLOCK: tl.constexpr, WIRE_GROUP: tl.constexpr, IS_FNUZ: tl.constexpr,
 ):  # fmt: skip
     """Write a tile into a rank's half at element `slot + start`, as it is or rounded in groups to
-    e4m3, the fnuz one where the hardware has that. Of the elements, `limit` are inside."""
+    e4m3, the fnuz one where the hardware has that. Of the elements, `limit` are inside. A group
+    that is not finite has the scale NaN, so that all of it arrives as NaN: limiting alone would
+    make a finite value of what is not a number."""
     offs = start + tl.arange(0, BLOCK)
     inside = offs < limit
     if WIRE_GROUP == 0:
@@ -102,6 +104,9 @@ def _stage_tile(
         wide = tl.reshape(values.to(tl.float32), (groups, WIRE_GROUP))
         peak = tl.max(tl.abs(wide), axis=1)
         scale = tl.where(peak > 0.0, peak / largest, 1.0)
+        # Not of the peak: a maximum passes over NaN.
+        is_broken = tl.max(tl.where(tl.abs(wide) < float("inf"), 0, 1), axis=1)
+        scale = tl.where(is_broken > 0, float("nan"), scale)
         narrow = tl.minimum(tl.maximum(wide / scale[:, None], -largest), largest)
         data = _data_of(buffer_W_ptr, holder, half_offset, wire)
         tl.store(data + slot + offs, tl.reshape(narrow, (BLOCK,)).to(wire), mask=inside)

@@ -155,6 +155,28 @@ def test_a_rounded_wire_is_within_e4m3(algorithm: Algorithm, is_push: bool) -> N
 
 
 @SIDES
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "reduce_scatter"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_a_rounded_wire_keeps_what_is_not_finite(
+    value: float, algorithm: Algorithm, is_push: bool
+) -> None:
+    """As NaN, in the whole group of 128: the scale has no other way to say it."""
+    world, shape = 2, (4, 1024)
+    calls = messages(world, shape, torch.bfloat16)
+    place = int(torch.randint(4 * 1024, ()))
+    calls[0][1].view(-1)[place] = value
+    results = run(algorithm, calls, is_push=is_push, wire="fp8_e4m3fn")
+    is_nan = torch.zeros(shape, dtype=torch.bool)
+    is_nan.view(-1, 128)[place // 128] = True
+    for rank in range(world):
+        want = is_nan
+        if algorithm == "reduce_scatter":
+            want = is_nan.chunk(world, dim=-1)[rank]
+        assert torch.equal(results[rank][0].view(want.shape).isnan(), want)
+        assert results[rank][1].isfinite().all()
+
+
+@SIDES
 @pytest.mark.parametrize("hidden", [128, 576])
 def test_all_reduce_norm(hidden: int, is_push: bool) -> None:
     world, rows, eps = 2, 5, 1e-5
