@@ -49,7 +49,7 @@ def device_of(arch: str) -> DeviceSpec:
     return dataclasses.replace(
         gpu(arch),
         features=frozenset({"triton", "matrix.bfloat16", "matrix.float16"}),
-        software={"triton": "3.6.0"},
+        software={"triton": "3.9.0"},
     )
 
 

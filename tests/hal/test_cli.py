@@ -387,7 +387,7 @@ def test_ops_lists_the_catalogue(hal: Hal) -> None:
     ops = {op["op"]: op for op in json.loads(done.stdout)}
     assert {"attention", "gemm", "norm.rms", "collective"} <= ops.keys()
     assert ops["attention"]["arguments"]["head_dim"] == "int"
-    assert ops["mla_attention"]["arguments"]["kv_format"] == "'bf16' | 'fp8_656'"
+    assert ops["mla_attention"]["arguments"]["kv_format"] == "'bf16' | 'fp16' | 'fp8_656'"
     assert "hyper_connection.head" in ops["hyper_connection"]["labels"]
     text = hal(["ops"]).stdout
     assert_plain_and_narrow(text)
