@@ -26,28 +26,24 @@ def _moe_places_kernel(
     expert = tl.program_id(0)
     offs = tl.arange(0, BLOCK_F)
     before = tl.zeros((BLOCK_F,), dtype=tl.int32)
-    foreign = tl.zeros((BLOCK_F,), dtype=tl.int32)
     for start in range(0, F, BLOCK_F):
         ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
         before += ((ids >= 0) & (ids < expert)).to(tl.int32)
-        foreign += ((ids < -1) | (ids >= E)).to(tl.int32)
     first = tl.sum(before, axis=0)
-    strangers = tl.sum(foreign, axis=0)
-    if expert == E:
-        tl.store(offsets_ptr + E + 1, strangers.to(tl.int64))
     tl.store(offsets_ptr + expert, first.to(tl.int64))
     if expert == E:
-        free = first + strangers
+        free = first
+        for start in range(0, F, BLOCK_F):
+            choice = start + offs
+            ids = tl.load(ids_F_ptr + choice, mask=choice < F, other=-1)
+            is_foreign = ((ids < -1) | (ids >= E)).to(tl.int32)
+            place = free + tl.cumsum(is_foreign, axis=0) - 1
+            tl.store(source_F_ptr + place, -2 - choice, mask=is_foreign > 0)
+            free += tl.sum(is_foreign, axis=0)
+        tl.store(offsets_ptr + E + 1, (free - first).to(tl.int64))
         for start in range(0, F, BLOCK_F):
             place = start + offs
             tl.store(source_F_ptr + place, -1, mask=(place >= free) & (place < F))
-        if strangers > 0:
-            for start in range(0, F, BLOCK_F):
-                ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
-                is_foreign = ((ids < -1) | (ids >= E)).to(tl.int32)
-                place = first + tl.cumsum(is_foreign, axis=0) - 1
-                tl.store(source_F_ptr + place, -2 - (start + offs), mask=is_foreign > 0)
-                first += tl.sum(is_foreign, axis=0)
     else:
         for start in range(0, F, BLOCK_F):
             ids = tl.load(ids_F_ptr + start + offs, mask=start + offs < F, other=-1)
