@@ -16,13 +16,14 @@ from gate_requests import product
 from hal.reasons import ReasonKind
 from hal.tiers import Tier
 from hal_kernels.aot import limits as evidence_limits
+from hal_kernels.aot import triton_versions
 from hal_kernels.aot.evidence import Evidence, KernelEvidence
 
 
 def stored(monkeypatch: pytest.MonkeyPatch, tier: Any, instruction: str, dtype: str) -> None:
     """As if every Triton kernel had been compiled to that instruction."""
 
-    def read(kernel: str, target: str) -> KernelEvidence:
+    def read(kernel: str, target: str, *_: object) -> KernelEvidence:
         variants = tuple(
             Evidence(target=target, dtype=dtype, config=config, tier=tier,
                      instruction=instruction, instruction_count=8)
@@ -32,7 +33,8 @@ def stored(monkeypatch: pytest.MonkeyPatch, tier: Any, instruction: str, dtype: 
             kernel=kernel, op="gemm", target=target, source_hash="", triton="", variants=variants
         )
 
-    monkeypatch.setattr(evidence_limits, "read_evidence", read)
+    for module in (evidence_limits, triton_versions):
+        monkeypatch.setattr(module, "read_evidence", read)
 
 
 @pytest.mark.parametrize(
