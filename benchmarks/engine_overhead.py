@@ -65,6 +65,9 @@ class WordTokenizer:
     ) -> list[int]:
         raise ValueError("this tokenizer has no chat template")
 
+    def close(self) -> None:
+        """Nothing runs outside."""
+
 
 class InstantRunner:
     """Answers with rows of one tensor; measures the time it is inside `execute`."""

@@ -183,6 +183,10 @@ class Tokenizer(Protocol):
         """Token ids of a rendered chat; user content never becomes special tokens."""
         ...
 
+    def close(self) -> None:
+        """Ends what runs outside of this process; a later `render_chat` may start it anew."""
+        ...
+
 
 class AsyncEngine(Protocol):
     """The engine as the server sees it. All methods are called from the server's event loop."""

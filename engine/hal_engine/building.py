@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hal.binding import BoundOps
 from hal.errors import KernelBuildError, PlanError
+from hal.hookspecs import Runtime
 from hal.ops.collective import CollectiveGroup
 from hal.plugins.registry import BackendRegistry
 from hal_engine.batch import ModelRunner
@@ -19,7 +20,9 @@ from hal_engine.planning import PlannedModel
 from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.runner import LocalRunner
 from hal_engine.shards import shard_model
-from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder, start_workers
+from hal_engine.step_capture import captured_sizes
+from hal_engine.tensor_parallel import TensorParallelRunner
+from hal_engine.worker_starting import WorkerOrder, start_workers
 
 # Of the memory that is free once the weights are read, the share that the KV cache may take.
 KV_MEMORY_SHARE = 0.4
@@ -49,26 +52,26 @@ def build_runner(
     runtime = registry.create_runtime(planned.device)
     num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
     if world_size == 1:
-        return build_rank(planned, 0, None, num_blocks, progress, ops=ops)
-    with tempfile.TemporaryDirectory(prefix="halstack-") as folder:
-        rendezvous = str(Path(folder) / "rendezvous")
-        workers = start_workers(order, world_size, rendezvous, num_blocks, planned.plan.hash)
-        group: CollectiveGroup | None = None
-        try:
-            # A worker that cannot take part would let the rendezvous run into its timeout.
-            workers.wait_until("planned")
-            group = runtime.create_group(0, world_size, rendezvous)
-            local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
-            workers.wait_until("ready")
-        except BaseException as error:
-            # Whatever goes wrong on the way, no worker and no connection is left behind.
-            with contextlib.ExitStack() as ending:
-                if group is not None:
-                    ending.callback(group.close)
-                ending.callback(workers.stop)
-                if isinstance(error, KernelBuildError):
-                    workers.add_build_failures(error)
-            raise
+        return build_rank(planned, 0, None, num_blocks, progress, ops=ops, runtime=runtime)
+    with contextlib.ExitStack() as ending:
+        # Whatever goes wrong on the way, no worker, connection or cache is left behind.
+        afterwards = ending.enter_context(contextlib.ExitStack())
+        with tempfile.TemporaryDirectory(prefix="halstack-") as folder:
+            rendezvous = str(Path(folder) / "rendezvous")
+            workers = start_workers(order, world_size, rendezvous, num_blocks, planned.plan.hash)
+            ending.callback(workers.stop)
+            try:
+                # A worker that cannot take part would let the rendezvous run into its timeout.
+                workers.wait_until("planned")
+                group = runtime.create_group(0, world_size, rendezvous)
+                afterwards.callback(group.close)
+                local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
+                afterwards.callback(local.close)
+                workers.wait_until("ready")
+            except KernelBuildError as error:
+                workers.add_build_failures(error)
+                raise
+        ending.pop_all()
     return TensorParallelRunner(local, workers, group), ops
 
 
@@ -81,6 +84,7 @@ def build_rank(
     *,
     ops: BoundOps | None = None,
     runner_type: type[LocalRunner] = LocalRunner,
+    runtime: Runtime | None = None,
 ) -> tuple[LocalRunner, BoundOps]:
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
@@ -114,6 +118,8 @@ def build_rank(
         num_blocks=num_blocks,
         block_size=options.block_size,
         max_model_len=planned.max_model_len,
+        runtime=runtime,
+        captured=captured_sizes(planned.plan.ops, planned.device, options, rank),
     )
     unbound = ops.unbound_sites()
     if unbound:
@@ -123,6 +129,7 @@ def build_rank(
             f"not bound: {', '.join(unbound)}",
             "the call sites and the model disagree: report it",
         )
+    runner.rehearse_captures()
     return runner, ops
 
 

@@ -10,6 +10,7 @@ inside the stretches between them, which are tokenised as plain text.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,7 +22,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
+from hal_engine.child_processes import end_child
 from hal_engine.tokenizer_errors import ChatTemplateError
+
+logger = logging.getLogger(__name__)
 
 RENDER_DEADLINE_S = 5.0
 START_DEADLINE_S = 60.0  # a busy machine may take long to start a process
@@ -75,11 +79,8 @@ class ChatTemplate:
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+        if not end_child(process, 0.0):
+            logger.error("chat template: its process %d outlives being killed", process.pid)
 
     def _ask(self, request: Mapping[str, Any], deadline_s: float) -> str:
         process = self._process

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Implements `api.AsyncEngine`. Owns `runner` from now on and closes it."""
+    """Implements `api.AsyncEngine`. Owns `runner` and `tokenizer` from now on and closes them."""
 
     def __init__(
         self,
@@ -223,10 +223,14 @@ class Engine:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        """Ends live requests as cancelled, stops the thread and closes the runner. Idempotent."""
+        """Ends live requests as cancelled, stops the thread, closes the runner and the tokenizer.
+
+        Idempotent. Raises what closing them raises.
+        """
         self._inbox.put(self._stop)
         await asyncio.to_thread(self._thread.join)
         self._compiler.close()
+        await asyncio.to_thread(self._tokenizer.close)
         if self._close_error is not None:
             error, self._close_error = self._close_error, None
             raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
 from hal_engine.rehearsal import rehearse
 from hal_engine.scheduler import SchedulerConfig
-from hal_engine.tensor_parallel import WorkerOrder
 from hal_engine.tokenizer import load_tokenizer
+from hal_engine.worker_starting import WorkerOrder
 
 if TYPE_CHECKING:
     from hal_engine.audit.live import LiveAudit
@@ -128,47 +129,57 @@ def _start(
     progress: Progress | None,
     audit_every: int,
 ) -> Engine:
-    options = planned.options
-    tokenizer: Tokenizer = load_tokenizer(planned.config)
-    scheduling = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_waiting=options.max_waiting,
-        prefix_reuse=options.prefix_reuse,
-    )
-    thread = ComputeThread()
-    live = _live_audit(planned, audit_every)
+    with contextlib.ExitStack() as owned:
+        tokenizer: Tokenizer = load_tokenizer(planned.config)
+        owned.callback(tokenizer.close)
+        options = planned.options
+        scheduling = SchedulerConfig(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_waiting=options.max_waiting,
+            prefix_reuse=options.prefix_reuse,
+        )
+        live = _live_audit(planned, audit_every)
+        thread = ComputeThread()
+        owned.callback(thread.end)
+        runner, ops = thread.call(
+            lambda: _build(planned, registry, order, progress, live, tokenizer, scheduling)
+        )
+        owned.callback(runner.close)
+        engine = Engine(
+            model_id(planned),
+            runner,
+            tokenizer,
+            scheduling,
+            plan_json=planned.plan.to_dict(),
+            degraded_reasons=planned.plan.waivers_in_use(),
+            op_calls=lambda: op_call_counts(ops),
+            thread=thread,
+            audit_report=None if live is None else lambda: live.report().to_json(),
+        )
+        owned.pop_all()
+    return engine
 
-    def build() -> tuple[ModelRunner, BoundOps]:
-        own = None if live is None else live.ops
-        runner, ops = build_runner(planned, registry, order, progress, ops=own)
-        try:
-            rehearse(runner, tokenizer, scheduling)
-            for unneeded in planned.plan.pending_waivers:
-                raise unneeded  # every kernel compiled
-            if live is not None:
-                runner = live.wrap(runner)
-        except BaseException:
-            runner.close()
-            raise
-        return runner, ops
 
-    try:
-        runner, ops = thread.call(build)
-    except BaseException:
-        thread.end()
-        raise
-    return Engine(
-        model_id(planned),
-        runner,
-        tokenizer,
-        scheduling,
-        plan_json=planned.plan.to_dict(),
-        degraded_reasons=planned.plan.waivers_in_use(),
-        op_calls=lambda: op_call_counts(ops),
-        thread=thread,
-        audit_report=None if live is None else lambda: live.report().to_json(),
-    )
+def _build(
+    planned: PlannedModel,
+    registry: BackendRegistry,
+    order: WorkerOrder,
+    progress: Progress | None,
+    live: LiveAudit | None,
+    tokenizer: Tokenizer,
+    scheduling: SchedulerConfig,
+) -> tuple[ModelRunner, BoundOps]:
+    """The runner, which has run once. On the thread that will run the steps."""
+    own = None if live is None else live.ops
+    runner, ops = build_runner(planned, registry, order, progress, ops=own)
+    with contextlib.ExitStack() as owned:
+        owned.callback(runner.close)
+        rehearse(runner, tokenizer, scheduling)
+        for unneeded in planned.plan.pending_waivers:
+            raise unneeded  # every kernel compiled
+        owned.pop_all()
+    return (runner if live is None else live.wrap(runner)), ops
 
 
 def _live_audit(planned: PlannedModel, every: int) -> LiveAudit | None:

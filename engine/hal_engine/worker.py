@@ -31,8 +31,8 @@ from hal_engine.config import ConfigError
 from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.runner import LocalRunner
-from hal_engine.tensor_parallel import COUNTS_REQUEST
 from hal_engine.worker_pipes import failure_answer
+from hal_engine.workers import COUNTS_REQUEST
 
 
 def _build(

@@ -49,11 +49,17 @@ def write_in_time(descriptor: int, data: bytes, deadline_s: float) -> int:
         try:
             unsent = unsent[os.write(descriptor, unsent) :]
         except BlockingIOError:
-            with selectors.DefaultSelector() as selector:
-                selector.register(descriptor, selectors.EVENT_WRITE)
-                if not selector.select(timeout=max(0.0, end - time.monotonic())):
-                    break
+            # A reader that takes a byte now and then is not in time either.
+            left_s = end - time.monotonic()
+            if left_s <= 0 or not _can_write(descriptor, left_s):
+                break
     return len(unsent)
+
+
+def _can_write(descriptor: int, within_s: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_WRITE)
+        return bool(selector.select(timeout=within_s))
 
 
 def read_answer(worker: Worker, deadline: float, most_bytes: int = 1 << 16) -> dict[str, Any]:

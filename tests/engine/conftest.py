@@ -46,6 +46,9 @@ class ByteTokenizer:
     ) -> list[int]:
         return [257, *"".join(m["content"] for m in messages).encode(), 258]
 
+    def close(self) -> None:
+        """Nothing runs outside."""
+
 
 def next_logits(history: Sequence[int], vocab_size: int = VOCAB_SIZE) -> np.ndarray:
     """The model: logits drawn from a hash of the whole history."""

@@ -18,9 +18,10 @@ import greedy_oracle
 import tiny_models
 from greedy_oracle import GreedyOracle, complete
 from hal.errors import KernelBuildError, PlanError
-from hal_engine import serving, tensor_parallel
+from hal_engine import serving, workers
 from hal_engine.serving import open_engine
 from hal_engine.worker_pipes import Worker, failure_answer, failure_in
+from hal_engine.workers import Workers
 
 NORM, ROPE = "cpu.norm.rms.jit", "cpu.rope.jit"
 OPTIONS: dict[str, Any] = {
@@ -109,7 +110,7 @@ def test_what_several_ranks_cannot_compile_is_left_out_for_all(
     """Rank 0 cannot norm and rank 1 cannot rotate: neither does either."""
     folder, expected = oracle
     failing_kernels.inject(monkeypatch, tmp_path, [NORM], [ROPE])
-    monkeypatch.setattr(tensor_parallel, "GATHER_S", 60.0)  # compiling what works takes its time
+    monkeypatch.setattr(workers, "GATHER_S", 60.0)  # compiling what works takes its time
     plans = []
     plain = serving.plan_without
 
@@ -160,7 +161,7 @@ def test_a_failure_survives_its_way_to_rank_0() -> None:
         assert failure_in(answer, 1) is None
 
 
-def said_by(answers: dict[int, str]) -> tensor_parallel.Workers:
+def said_by(answers: dict[int, str]) -> Workers:
     """Workers that said that and ended."""
     workers = []
     for rank, said in answers.items():
@@ -173,7 +174,7 @@ def said_by(answers: dict[int, str]) -> tensor_parallel.Workers:
         assert process.stdout is not None
         process.wait(60)
         workers.append(Worker(rank, process, process.stdin, process.stdout))
-    return tensor_parallel.Workers(workers)
+    return Workers(workers)
 
 
 FAILED = '{"build_failure": {"who": "k for norm.rms", "required": "", "found": ""}}'

@@ -16,7 +16,7 @@ from hal.waivers import WaiverBook
 from hal_engine.building import build_rank, build_runner
 from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
-from hal_engine.tensor_parallel import WorkerOrder
+from hal_engine.worker_starting import WorkerOrder
 
 HOST = Path(__file__).resolve().parent.parent / "fixtures" / "hosts" / "l40s-x4-switch.json"
 DEVICE = "0000:03:00.0"

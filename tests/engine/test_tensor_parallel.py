@@ -26,7 +26,8 @@ from greedy_oracle import GreedyOracle, complete
 from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook
 from hal_backends.torch_group import TorchGroup
-from hal_engine import tensor_parallel, worker_pipes
+from hal_engine import worker_pipes
+from hal_engine import workers as worker_groups
 from hal_engine.api import EngineDeadError, GenerationRequest, SamplingParams
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.building import build_runner
@@ -34,7 +35,8 @@ from hal_engine.engine_loop import Engine
 from hal_engine.options import EngineOptions
 from hal_engine.planning import plan_model
 from hal_engine.serving import open_engine
-from hal_engine.tensor_parallel import WorkerError, WorkerOrder, start_workers
+from hal_engine.worker_starting import WorkerOrder, start_workers
+from hal_engine.workers import WorkerError, Workers
 
 LOST_DEADLINE_S = 15.0  # from the loss of a worker to the error at the client
 OPTIONS: dict[str, Any] = {
@@ -179,7 +181,7 @@ def test_a_batch_that_a_frozen_worker_does_not_read_is_an_error_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More bytes than a pipe holds: long block tables of many sequences are that large."""
-    monkeypatch.setattr(tensor_parallel, "SEND_DEADLINE_S", 0.5)
+    monkeypatch.setattr(worker_groups, "SEND_DEADLINE_S", 0.5)
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", _Frozen)
         order = WorkerOrder(model="", options={}, use={}, waivers="")
@@ -203,7 +205,7 @@ def test_an_answer_of_a_worker_that_is_none_is_named(said: str) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     worker = worker_pipes.Worker(1, process, process.stdin, process.stdout)
-    workers = tensor_parallel.Workers([worker])
+    workers = Workers([worker])
     try:
         with pytest.raises(WorkerError) as raised:
             workers.wait_until("planned")

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from hal.errors import KernelBuildError
-from hal_engine import building, tensor_parallel, worker_pipes
-from hal_engine.tensor_parallel import WorkerError, Workers
+from hal_engine import building, worker_pipes
+from hal_engine import workers as worker_groups
 from hal_engine.worker_pipes import CLOSED_OUTPUT, Worker, read_answer
+from hal_engine.workers import WorkerError, Workers
 
 PLANNED = '{"state": "planned"}\n'
 FAILED = '{"build_failure": {"who": "k for norm.rms", "required": "", "found": ""}}\n'
@@ -119,7 +120,7 @@ def test_how_a_worker_ended_is_said(started: Started) -> None:
 def test_other_ranks_failures_are_gathered_past_one_that_says_nothing(
     started: Started, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(tensor_parallel, "GATHER_S", 1.0)
+    monkeypatch.setattr(worker_groups, "GATHER_S", 1.0)
     half = "" if first == CLOSES else FAILED[:20]
     workers = [started(half, first), started(FAILED, ENDS)]
     workers[1].process.wait(60)
@@ -149,7 +150,7 @@ def test_a_start_that_fails_leaves_no_worker(
     started: Started, monkeypatch: pytest.MonkeyPatch, breaks: bool
 ) -> None:
     """Rank 0 of four cannot compile; the others closed, failed too and froze."""
-    monkeypatch.setattr(tensor_parallel, "STOP_DEADLINE_S", 0.3)
+    monkeypatch.setattr(worker_groups, "STOP_DEADLINE_S", 0.3)
     ranks = [
         started(PLANNED, CLOSES),
         started(PLANNED + FAILED, ENDS),

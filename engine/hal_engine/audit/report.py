@@ -20,7 +20,7 @@ from hal_engine.audit.running import AuditOptions, Observed, observe_model
 from hal_engine.building import Progress
 from hal_engine.planning import PlannedModel
 from hal_engine.serving import model_id
-from hal_engine.tensor_parallel import WorkerOrder
+from hal_engine.worker_starting import WorkerOrder
 
 
 def audit_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +27,9 @@ from hal_engine.building import Progress, build_runner
 from hal_engine.engine_core import EngineCore
 from hal_engine.planning import PlannedModel
 from hal_engine.scheduler import SchedulerConfig
-from hal_engine.tensor_parallel import TensorParallelRunner, WorkerOrder
+from hal_engine.tensor_parallel import TensorParallelRunner
 from hal_engine.tokenizer import load_tokenizer
+from hal_engine.worker_starting import WorkerOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +92,14 @@ def observe_model(
         use={},
         waivers="",
     )
+    load = _load(planned, options)  # may raise: before there is something to close
     runner, ops = build_runner(planned, registry, order, progress, ops=bound)
     audited = AuditedRunner(runner, observer, step, options.mode, options.every)
     observed = Observed(
         planned=planned,
         device=device,
         options=options,
-        load=_load(planned, options),
+        load=load,
         observer=observer,
         mode=step,
         ops=ops,
@@ -117,11 +120,11 @@ def observe_model(
 def _load(planned: PlannedModel, options: AuditOptions) -> Load:
     if not options.prompts:
         return synthetic_load(planned, options.seed)
-    tokenizer = load_tokenizer(planned.config)
-    encoded = [
-        tokenizer.encode(text, add_special_tokens=True, parse_special=False)
-        for text in options.prompts
-    ]
+    with contextlib.closing(load_tokenizer(planned.config)) as tokenizer:
+        encoded = [
+            tokenizer.encode(text, add_special_tokens=True, parse_special=False)
+            for text in options.prompts
+        ]
     return given_load([ids for ids in encoded if ids])
 
 

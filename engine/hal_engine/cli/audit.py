@@ -61,7 +61,7 @@ def audit(
     planned, registry, allowed = plan_audit(session)
     from hal_engine.audit.report import audit_model  # torch takes seconds: not for a user's mistake
     from hal_engine.audit.running import AuditOptions
-    from hal_engine.tensor_parallel import WorkerOrder
+    from hal_engine.worker_starting import WorkerOrder
 
     options = AuditOptions(mode=mode, verify=share, prompts=texts)
     shared = session.shared

@@ -59,6 +59,9 @@ class FakeTokenizer:
             raise ValueError("roles must alternate")
         return [BOS, *text.encode("utf-8")]
 
+    def close(self) -> None:
+        """Nothing runs outside."""
+
 
 class FakeEngine:
     model_id = "fake/model"
