@@ -17,6 +17,8 @@ Tier = Literal["native", "spilled", "emulated", "scalar", "error"]
 _ORDER: tuple[Tier, ...] = ("native", "spilled", "emulated", "scalar", "error")
 _LAUNCH = ("num_warps", "num_stages")
 MAX_WARPS = 32
+MODELLED_GAIN = 0.1
+"""A model does not tell smaller shares of a time apart: below it a default stays."""
 
 
 def _checked(configuration: dict[str, int]) -> dict[str, int]:
@@ -62,7 +64,8 @@ class Trial(_Part):
 
 class ShapeEntry(_Part):
     """Trials of one class. shape: text of the class. code: 16 digits over the kernel's source.
-    made: date of the last trial."""
+    made: date of the last trial. trials: the default's first; of modelled ones those that could not
+    win by the model, whatever their machine code, are left out."""
 
     shape: Annotated[str, Field(min_length=1, max_length=400)]
     basis: Basis
@@ -80,9 +83,32 @@ class ShapeEntry(_Part):
         return self
 
     def best(self) -> Trial | None:
-        """The fastest of the best tier that there is; None while nothing can be launched."""
+        """The fastest of the best tier that there is; None while nothing can be launched. By the
+        model the default stays where it is of that tier and nearly as fast."""
         done = [trial for trial in self.trials if trial.us is not None]
-        return min(done, key=lambda t: (_ORDER.index(t.tier), t.us or 0.0), default=None)
+        fastest = min(done, key=lambda t: (_ORDER.index(t.tier), t.us or 0.0), default=None)
+        if fastest is None or self.basis == "measured" or self.trials[0].us is None:
+            return fastest
+        default = self.trials[0]
+        is_near = (fastest.us or 0.0) > (1.0 - MODELLED_GAIN) * (default.us or 0.0)
+        return default if default.tier == fastest.tier and is_near else fastest
+
+    def us_to_beat(self) -> float | None:
+        """The time that another configuration has to be below to be taken, whatever its tier is;
+        None while any could be."""
+        best = self.best()
+        if best is None or best.us is None or best.tier != _ORDER[0]:
+            return None
+        is_default = self.basis == "modelled" and best is self.trials[0]
+        return best.us * (1.0 - MODELLED_GAIN) if is_default else best.us
+
+    def loss(self) -> float:
+        """The share of the best one's time that the fastest of its tier would save."""
+        best = self.best()
+        if best is None or not best.us:
+            return 0.0
+        times = [t.us for t in self.trials if t.us is not None and t.tier == best.tier]
+        return 1.0 - min(times) / best.us
 
 
 class ConfigurationFile(_Part):

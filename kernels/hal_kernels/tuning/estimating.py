@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hal.device import DeviceSpec
 from hal_kernels.aot.evidence import Evidence
 from hal_kernels.aot.targets import Target
@@ -58,7 +60,43 @@ def estimate_default(
     return estimate(tunable, shape, trial_of(evidence, configuration), device)
 
 
-def modelled_us(found: Prediction, configuration: dict[str, int]) -> float:
+def least_us(
+    tunable: TunableKernel, shape: ShapeClass, configuration: Mapping[str, int], device: DeviceSpec
+) -> float | str:
+    """What a configuration takes at least by the model, whatever its machine code is: as if it
+    needed no registers and no shared memory. Why it cannot be said where a rate is not known."""
+    rates = device_rates(device)
+    if isinstance(rates, str):
+        return f"not known of the device: {rates}"
+    is_eight = shape.dtype.startswith("fp8") and "fp8" in rates.peak_flops
+    wide = "bfloat16" if shape.dtype.startswith("fp8") else shape.dtype
+    used = Resources(
+        registers=1,
+        shared_bytes=0,
+        num_warps=configuration["num_warps"],
+        stages=configuration["num_stages"],
+        unit="fp8" if is_eight else wide,
+    )
+    found = predict(tunable.footprint(shape, configuration), used, rates)
+    return found if isinstance(found, str) else modelled_us(found, configuration)
+
+
+def possible_loss(
+    tunable: TunableKernel,
+    shape: ShapeClass,
+    target: Target,
+    configuration: Mapping[str, int],
+    found: Prediction,
+    device: DeviceSpec,
+) -> float:
+    """The share of a configuration's time that another one that could be chosen would save at
+    most, by the model. found: of that configuration."""
+    us = modelled_us(found, configuration)
+    others = (least_us(tunable, shape, c, device) for c in tunable.configurations(target, shape))
+    return max(0.0, 1.0 - min((o for o in others if not isinstance(o, str)), default=us) / us)
+
+
+def modelled_us(found: Prediction, configuration: Mapping[str, int]) -> float:
     """The time by which configurations are ranked: with the launch, and that of the kernel which
     sums the parts of a split."""
     launches = 2 if configuration.get("SPLIT_K", 1) > 1 else 1

@@ -3,10 +3,12 @@
 It ranks configurations where there is no device, and says what one may lose: it is a model and no
 measurement. The busiest multiprocessor decides. It executes its share of the grid; its arithmetic
 goes at its share of the peak rate, less where too few warps are resident to fill the schedulers;
-its loads go at most at a few times its share of the memory's bandwidth (what repeats comes from the
-cache), and by Little's law at most at the bytes in flight over the latency. What has to come from
-memory takes its bytes over the bandwidth. The slowest of the three is the time. The assumed
-figures below are round and the same for all devices: they serve ranking.
+its loads go at most at a rate of its own, and all that are busy together at a few times the
+memory's bandwidth (what repeats comes from the cache); each step of a loop waits for its operands,
+less the deeper the loop is pipelined, and one that is not pipelined multiplies only after that.
+What has to come from memory takes its bytes over the bandwidth. The slowest of the four is hidden
+by nothing, and of the others a part is not hidden either. The assumed figures below are round and
+the same for all devices: they serve ranking.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from hal_kernels.aot.occupancy import Occupancy, occupancy_limits, occupancy_of
 LATENCY_US = 0.6
 """Assumed from a load to its value."""
 CACHE_FACTOR = 3.0
-"""Assumed rate of loads that hit the cache, over that of the memory."""
+"""Assumed rate of loads that hit the cache, of all multiprocessors together, over the memory's."""
+UNIT_LOAD_RATE = 1e11
+"""Assumed bytes a second that one multiprocessor can load: 64 a clock."""
+NOT_HIDDEN = 0.1
+"""Assumed share of what is not the slowest that is not hidden behind it."""
 WARPS_TO_FILL = 2
 """Assumed resident warps of a scheduler that keep its matrix unit busy."""
 
-By = Literal["memory", "loads", "compute"]
+By = Literal["memory", "loads", "latency", "compute"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +75,13 @@ class DeviceRates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """us: of one launch, without what launching takes. bound_us: by the rates alone. waves: rounds
-    in which the grid is executed. loss: the share of `us` that no configuration need lose."""
+    in which the grid is executed."""
 
     us: float
     by: By
     bound_us: float
     waves: float
     occupancy: Occupancy
-
-    @property
-    def loss(self) -> float:
-        return max(0.0, 1.0 - self.bound_us / self.us)
 
 
 def device_rates(device: DeviceSpec) -> DeviceRates | str:
@@ -113,22 +115,8 @@ def predict(footprint: Footprint, used: Resources, device: DeviceRates) -> Predi
     rate = device.peak_flops.get(used.unit)
     if footprint.flops and not rate:
         return f"the peak rate of {used.unit} is not known"
-    busiest = -(-footprint.programs // device.units)
-    resident = min(held.blocks, busiest)
-    warps = resident * used.num_warps
-    filled = min(1.0, warps / (WARPS_TO_FILL * limits.schedulers))
-    share = footprint.flops / footprint.programs
-    compute_us = busiest * share / (rate / device.units * filled) * 1e6 if rate else 0.0
-    in_flight = resident * footprint.step_bytes * max(1, used.stages - 1)
-    load_rate = min(CACHE_FACTOR * device.bandwidth / device.units, in_flight / LATENCY_US * 1e6)
-    load_us = busiest * footprint.steps * footprint.step_bytes / load_rate * 1e6
+    us, by = _time(footprint, used, device, held, rate)
     memory_us = footprint.memory_bytes / device.bandwidth * 1e6
-    times: tuple[tuple[float, By], ...] = (
-        (memory_us, "memory"),
-        (load_us, "loads"),
-        (compute_us, "compute"),
-    )
-    us, by = max(times, key=lambda item: item[0])
     least = footprint.needed_flops / rate * 1e6 if rate else 0.0
     return Prediction(
         us=us,
@@ -137,3 +125,35 @@ def predict(footprint: Footprint, used: Resources, device: DeviceRates) -> Predi
         waves=footprint.programs / (device.units * held.blocks),
         occupancy=held,
     )
+
+
+def _time(
+    footprint: Footprint,
+    used: Resources,
+    device: DeviceRates,
+    held: Occupancy,
+    rate: float | None,
+) -> tuple[float, By]:
+    """Microseconds, and what takes most of them."""
+    schedulers = occupancy_limits()[device.arch].schedulers
+    busiest = -(-footprint.programs // device.units)
+    resident = min(held.blocks, busiest)
+    share = footprint.flops / footprint.programs
+
+    def compute_us(blocks: int, together: int) -> float:
+        filled = min(1.0, together * used.num_warps / (WARPS_TO_FILL * schedulers))
+        return blocks * share / (rate / device.units * filled) * 1e6 if rate else 0.0
+
+    active = min(device.units, footprint.programs)
+    load_rate = min(UNIT_LOAD_RATE, CACHE_FACTOR * device.bandwidth / active)
+    waiting = (footprint.steps / max(1, used.stages - 1) + 1) * LATENCY_US
+    if used.stages < 2:
+        waiting += compute_us(1, 1)
+    times: tuple[tuple[float, By], ...] = (
+        (footprint.memory_bytes / device.bandwidth * 1e6, "memory"),
+        (busiest * footprint.steps * footprint.step_bytes / load_rate * 1e6, "loads"),
+        (-(-busiest // resident) * waiting, "latency"),
+        (compute_us(busiest, resident), "compute"),
+    )
+    most, by = max(times, key=lambda item: item[0])
+    return most + NOT_HIDDEN * (sum(us for us, _ in times) - most), by

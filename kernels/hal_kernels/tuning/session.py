@@ -20,7 +20,7 @@ from hal_kernels.tuning.configuration_files import (
     ShapeEntry,
     Trial,
 )
-from hal_kernels.tuning.estimating import estimate, modelled_us
+from hal_kernels.tuning.estimating import estimate, least_us, modelled_us
 from hal_kernels.tuning.measuring import Measuring, Timer
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.store import (
@@ -79,12 +79,13 @@ class TuningSession:
 
     def _run(self, task: TuningTask, report: Report) -> ShapeEntry:
         entry = self._begun(task)
-        wanted = task.configurations
-        report(task, entry, len(wanted))
+        wanted = self._ordered(task)
+        if not entry.is_complete:
+            report(task, entry, len(wanted))
         measuring: Measuring | None = None
         tried = [trial.configuration for trial in entry.trials]
         for configuration in wanted:
-            if configuration in tried:
+            if configuration in tried or self._cannot_win(task, entry, configuration):
                 continue
             compiled = self._compiled(task, configuration)
             if task.basis == "measured" and not compiled.error and self.timer is not None:
@@ -97,7 +98,26 @@ class TuningSession:
             entry = self._kept(task, entry, [*entry.trials, trial], is_complete=False)
             report(task, entry, len(wanted))
         kept = [t for t in entry.trials if t.configuration in wanted]
-        return self._kept(task, entry, kept, is_complete=True)
+        done = self._kept(task, entry, kept, is_complete=True)
+        report(task, done, len(wanted))
+        return done
+
+    def _ordered(self, task: TuningTask) -> list[dict[str, int]]:
+        """The default first; by the model then those that may be fastest, so that few need to be
+        compiled."""
+        default, *others = task.configurations
+        if task.basis == "modelled":
+            others.sort(key=lambda c: _number(least_us(task.tunable, task.shape, c, task.device)))
+        return [default, *others]
+
+    def _cannot_win(
+        self, task: TuningTask, entry: ShapeEntry, configuration: Mapping[str, int]
+    ) -> bool:
+        """Whether the model says so without the machine code."""
+        most = entry.us_to_beat() if task.basis == "modelled" else None
+        if most is None:
+            return False
+        return _number(least_us(task.tunable, task.shape, configuration, task.device)) >= most
 
     def _begun(self, task: TuningTask) -> ShapeEntry:
         """What an earlier run left, if it still holds."""
@@ -181,6 +201,11 @@ def make_task(
         basis=basis,
         key=key or device_key(device),
     )
+
+
+def _number(us: float | str) -> float:
+    """0 where nothing is known."""
+    return 0.0 if isinstance(us, str) else us
 
 
 def _today() -> str:

@@ -41,12 +41,13 @@ _BASES: tuple[Basis, ...] = ("measured", "modelled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedConfiguration:
-    """What is kept for a shape class."""
+    """What is kept for a shape class. loss: of its time, what the fastest that was tried saves."""
 
     basis: Basis
     trial: Trial
     made: str
     path: Path
+    loss: float = 0.0
 
 
 @dataclass(slots=True)
@@ -165,9 +166,23 @@ def _held(kernel: str, device: DeviceSpec) -> dict[str, TunedConfiguration]:
             for entry in document.entries:
                 best = entry.best() if entry.basis == basis and entry.is_complete else None
                 if best is not None and is_current(entry, kernel):
-                    kept = TunedConfiguration(basis=basis, trial=best, made=entry.made, path=path)
+                    kept = TunedConfiguration(
+                        basis=basis, trial=best, made=entry.made, path=path, loss=entry.loss()
+                    )
                     found.setdefault(entry.shape, kept)
     return found
+
+
+def stale_configuration(kernel: str, device: DeviceSpec, shape: str) -> str:
+    """What is kept for a class and does not hold, and why; "" if there is nothing of the kind."""
+    for store in (user_store(), PACKAGED):
+        document = load_configurations(configuration_path(store, device_key(device), kernel))
+        entries = () if document is None or document.arch != device.arch else document.entries
+        for entry in entries:
+            if entry.shape == shape and entry.is_complete and not is_current(entry, kernel):
+                of = "source" if entry.code != code_hash(kernel) else f"Triton ({entry.triton})"
+                return f"{entry.basis} {entry.made} for another {of} and not used"
+    return ""
 
 
 def is_current(entry: ShapeEntry, kernel: str) -> bool:

@@ -16,8 +16,9 @@ from hal_kernels.tuning.tune_device import INTERPRETER
 
 MODEL_NOTE = (
     "These times are of a model, not measured: they rank configurations by what their machine code "
-    "takes (occupancy, bytes, waves, operations) and by the device's rates. Measure on the device: "
-    "the same command there."
+    "takes (occupancy, bytes, waves, operations) and by the device's rates; those that could not "
+    "win whatever their code are left out, and a default stays where less than a tenth is gained. "
+    "Measure on the device: the same command there."
 )
 
 
@@ -28,8 +29,9 @@ def progress(tasks: Sequence[TuningTask], *, is_quiet: bool) -> Iterator[Report]
     if is_quiet or not console.is_terminal:
 
         def tell(task: TuningTask, entry: ShapeEntry, total: int) -> None:
-            if not is_quiet and len(entry.trials) == total:
-                console.print(f"{task.tunable.kernel} {task.shape}: {total} configurations tried")
+            if not is_quiet and entry.is_complete:
+                count = f"{len(entry.trials)} of {total} configurations"
+                console.print(f"{task.tunable.kernel} {task.shape}: {count} tried")
 
         yield tell
         return
@@ -39,7 +41,7 @@ def progress(tasks: Sequence[TuningTask], *, is_quiet: bool) -> Iterator[Report]
         tried: dict[int, int] = {}
 
         def show(task: TuningTask, entry: ShapeEntry, total: int) -> None:
-            tried[id(task)] = min(total, len(entry.trials))
+            tried[id(task)] = total if entry.is_complete else min(total, len(entry.trials))
             best = entry.best()
             told = "" if best is None else f", best {best.us:,.1f} µs"
             bars.update(

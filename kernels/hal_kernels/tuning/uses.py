@@ -20,10 +20,15 @@ from hal_kernels.aot.limits import (
 )
 from hal_kernels.aot.targets import TARGETS, Target
 from hal_kernels.tuning.configuration_files import Trial
-from hal_kernels.tuning.estimating import estimate, estimate_default
+from hal_kernels.tuning.estimating import (
+    estimate,
+    estimate_default,
+    modelled_us,
+    possible_loss,
+)
 from hal_kernels.tuning.performance_model import Prediction
 from hal_kernels.tuning.shapes import ShapeClass
-from hal_kernels.tuning.store import find_configuration
+from hal_kernels.tuning.store import find_configuration, stale_configuration
 from hal_kernels.tuning.tunable import TunableKernel, configuration_name
 from hal_kernels.tuning.tunable_kernels import TUNABLE, classes_of
 
@@ -88,20 +93,28 @@ def _tuned_or_default(
             configuration=configuration_name(kept.trial.configuration),
             basis=kept.basis,
             shape=str(shape),
-            loss=_loss(found),
-            note=f"{kept.trial.us:,.1f} µs, {kept.basis} {kept.made}",
+            loss=round(kept.loss, 3),
+            note=f"{kept.trial.us:,.1f} µs, {kept.basis} {kept.made}{_of_rates(found)}",
         )
     found = estimate_default(tunable, shape, target, stored, device)
+    configuration = tunable.default(target, shape).configuration
+    loss, note = None, str(found)
+    if not isinstance(found, str):
+        loss = round(possible_loss(tunable, shape, target, configuration, found, device), 3)
+        us = modelled_us(found, configuration)
+        note = f"by the model {us:,.1f} µs: {found.by}{_of_rates(found)}"
+    if stale := stale_configuration(tunable.kernel, device, str(shape)):
+        note = f"{note}; kept: {stale}"
     return KernelUse(
         kernel=query.kernel,
         config=_variant(query),
         code="" if stored is None else stored.brief(),
         caveat="" if stored is None else evidence_caveat(query.kernel, device),
-        configuration=configuration_name(tunable.default(target, shape).configuration),
+        configuration=configuration_name(configuration),
         basis="default",
         shape=str(shape),
-        loss=_loss(found),
-        note=found if isinstance(found, str) else f"by the model {found.us:,.1f} µs: {found.by}",
+        loss=loss,
+        note=note,
     )
 
 
@@ -109,8 +122,9 @@ def _variant(query: EvidenceQuery) -> str:
     return " ".join(dict.fromkeys(filter(None, (query.dtype, query.config))))
 
 
-def _loss(found: Prediction | str) -> float | None:
-    return None if isinstance(found, str) else round(found.loss, 3)
+def _of_rates(found: Prediction | str) -> str:
+    """Beside what no kernel can be faster than; "" where that is not known."""
+    return "" if isinstance(found, str) else f", where the rates allow {found.bound_us:,.1f} µs"
 
 
 def _describe(trial: Trial, target: Target) -> str:

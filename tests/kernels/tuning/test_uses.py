@@ -50,8 +50,9 @@ def test_a_class_without_a_configuration_has_a_default_with_its_loss(device: Dev
     assert use.basis == "default"
     assert use.shape == "dtype=fp8_e4m3fn,form=g128,k=7168,n=4096,rows=16"
     assert use.loss is not None
-    assert 0.0 <= use.loss < 1.0
+    assert 0.0 <= use.loss < 0.5, "no configuration of this kernel would save more"
     assert "by the model" in use.note
+    assert "the rates allow" in use.note
     unknown = dataclasses.replace(device, attributes={"warp_size": 32})
     (use,) = kernel_uses("gemm", gemm_limits.not_supported_reasons, request, unknown)
     assert use.loss is None
@@ -71,6 +72,24 @@ def test_a_kept_configuration_is_what_a_plan_says(
     assert use.code == "native: 4× mma, " + use.code.partition("mma, ")[2]
     (other,) = kernel_uses("gemm", gemm_limits.not_supported_reasons, product(64, 256, 4), device)
     assert other.basis == "default"
+
+
+def test_what_is_kept_for_another_source_is_told_and_not_used(
+    device: DeviceSpec, task: Callable[..., TuningTask], compiler: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    TuningSession(user_store(), compile=compiler()).run([task()], lambda *_: None)
+    limits, request = gemm_limits.not_supported_reasons, product(64, 128, 4)
+    for name, value, told in (
+        ("code_hash", lambda kernel: "0" * 16, "another source"),
+        ("triton_version", lambda: "0.0", "another Triton"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"hal_kernels.tuning.store.{name}", value)
+            (use,) = kernel_uses("gemm", limits, request, device)
+            assert use.basis == "default"
+            assert "kept: modelled" in use.note
+            assert told in use.note
 
 
 def test_a_kernel_with_nothing_to_choose_is_fixed(device: DeviceSpec) -> None:
