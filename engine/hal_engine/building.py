@@ -20,9 +20,9 @@ from hal_engine.planning import PlannedModel
 from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.runner import LocalRunner
 from hal_engine.shards import shard_model
-from hal_engine.step_capture import captured_sizes
 from hal_engine.tensor_parallel import TensorParallelRunner
 from hal_engine.worker_starting import WorkerOrder, start_workers
+from hal_engine.workers import Workers
 
 # Of the memory that is free once the weights are read, the share that the KV cache may take.
 KV_MEMORY_SHARE = 0.4
@@ -52,7 +52,7 @@ def build_runner(
     runtime = registry.create_runtime(planned.device)
     num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
     if world_size == 1:
-        return build_rank(planned, 0, None, num_blocks, progress, ops=ops, runtime=runtime)
+        return build_rank(planned, 0, None, num_blocks, progress, ops=ops)
     with contextlib.ExitStack() as ending:
         # Whatever goes wrong on the way, no worker, connection or cache is left behind.
         afterwards = ending.enter_context(contextlib.ExitStack())
@@ -63,7 +63,7 @@ def build_runner(
             try:
                 # A worker that cannot take part would let the rendezvous run into its timeout.
                 workers.wait_until("planned")
-                group = runtime.create_group(0, world_size, rendezvous)
+                group = _meet(runtime, workers, world_size, rendezvous)
                 afterwards.callback(group.close)
                 local, ops = build_rank(planned, 0, group, num_blocks, progress, ops=ops)
                 afterwards.callback(local.close)
@@ -75,6 +75,15 @@ def build_runner(
     return TensorParallelRunner(local, workers, group), ops
 
 
+def _meet(runtime: Runtime, workers: Workers, world_size: int, rendezvous: str) -> CollectiveGroup:
+    """The group of all ranks. Raises WorkerError, or KernelBuildError, of a rank that did not
+    come."""
+    try:
+        return runtime.create_group(0, world_size, rendezvous)
+    except RuntimeError as error:
+        raise workers.explain(error) from error
+
+
 def build_rank(
     planned: PlannedModel,
     rank: int,
@@ -84,7 +93,6 @@ def build_rank(
     *,
     ops: BoundOps | None = None,
     runner_type: type[LocalRunner] = LocalRunner,
-    runtime: Runtime | None = None,
 ) -> tuple[LocalRunner, BoundOps]:
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
@@ -118,8 +126,6 @@ def build_rank(
         num_blocks=num_blocks,
         block_size=options.block_size,
         max_model_len=planned.max_model_len,
-        runtime=runtime,
-        captured=captured_sizes(planned.plan.ops, planned.device, options, rank),
     )
     unbound = ops.unbound_sites()
     if unbound:
@@ -129,7 +135,6 @@ def build_rank(
             f"not bound: {', '.join(unbound)}",
             "the call sites and the model disagree: report it",
         )
-    runner.rehearse_captures()
     return runner, ops
 
 
