@@ -98,6 +98,8 @@ def _grouped_makers() -> Iterator[CaseMaker]:
         ("bfloat16", ("grouped_gemm.dense",)),
         ("fp8_block128_a8", ("grouped_gemm.fp8_block", "quantize.groups")),
         ("mxfp4_a8", ("grouped_gemm.mxfp4", "quantize.groups")),
+        ("fp8_block32_ue8m0", ("grouped_gemm.weight_only",)),
+        ("mxfp4", ("grouped_gemm.weight_only",)),
     ):
         for epilogue in ("none", "silu_gated"):
             yield CaseMaker(
@@ -289,5 +291,5 @@ def grouped_case(bench: Bench, name: str, epilogue: Any) -> Case:
         static={"weight": stored},
         theirs=theirs,
         library="_grouped_mm",
-        rate=1.0 if form.is_dense else FP8_RATE,
+        rate=1.0 if form.is_dense or form.activation == "float" else FP8_RATE,
     )

@@ -53,6 +53,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "hyper_connection": "hyper_connection",
         "quantize": "quantize",
         "norm.rms": "norm",
+        "norm_quantize": "norm_quantize",
         "layer_norm": "layer_norm",
         "rope": "rope",
         "activation.gated": "activation",
@@ -258,10 +259,10 @@ def _unwritten_weight_only(op: str, r: Any) -> tuple[Reason, ...]:
     """What there is not yet for a format of two quantised operands whose activations stay wide."""
     form = r.weight_format
     is_blocks = form.element == "fp8_e4m3fn" and form.block_n == form.group_size
-    if op == "gemm" and is_blocks and form.group_size in (32, 128):
-        found = (
-            "gemm.fp8_weight_only takes formats with float activations only; not bound to others"
-        )
+    is_read = is_blocks and form.group_size in (32, 128)
+    kernel = "gemm.fp8_weight_only" if op == "gemm" else "grouped_gemm.weight_only"
+    if is_read or (op == "grouped_gemm" and form.name.startswith("mxfp4")):
+        found = f"{kernel} takes formats with float activations only; not bound to others"
     else:
         found = f"not written yet: {op} has no kernel that leaves them so for these weights"
     required = f"a kernel for weights of {form.name} with the activations as they are"

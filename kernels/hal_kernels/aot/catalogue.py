@@ -20,6 +20,7 @@ from hal_kernels.fused_gemm import triton_variants as fused_gemm
 from hal_kernels.gemm import stream_k_variants as gemm_stream_k
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
+from hal_kernels.grouped_gemm import weight_only_variants as grouped_gemm_weight_only
 from hal_kernels.hyper_connection import triton_variants as hyper_connection
 from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.index_top_k import triton_variants as index_top_k
@@ -49,6 +50,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *gemm.KERNELS,
     *gemm_stream_k.KERNELS,
     *grouped_gemm.KERNELS,
+    *grouped_gemm_weight_only.KERNELS,
     *hyper_connection.KERNELS,
     *index_logits.KERNELS,
     *index_top_k.KERNELS,

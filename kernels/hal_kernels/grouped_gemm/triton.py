@@ -23,6 +23,8 @@ from hal_kernels.grouped_gemm.triton_kernels import (
 from hal_kernels.grouped_gemm.triton_limits import choose_kernel
 from hal_kernels.grouped_gemm.triton_tuning import chosen, shape_of
 from hal_kernels.grouped_gemm.triton_variants import tiles
+from hal_kernels.grouped_gemm.weight_only_kernels import _grouped_gemm_weight_only_kernel
+from hal_kernels.grouped_gemm.weight_only_variants import weight_only_tiles
 from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
 from hal_kernels.tuning.store import tuned_rows
 
@@ -53,14 +55,17 @@ def bind(
     scale = torch.stack([expert.scale for expert in weight])
     if choice.kernel == "grouped_gemm.mxfp4":
         return _bind_mxfp4(request, device, data, scale)
+    if choice.kernel == "grouped_gemm.weight_only":
+        form = choice.config.split("-")[0]
+        return _bind_weight_only(request, device, data, scale, form)
     return _bind_fp8(request, device, data, scale, choice.dtype)
 
 
 def _launch(
-    request: GroupedGemmRequest, device: DeviceSpec, kind: str, group: int = 0
+    request: GroupedGemmRequest, device: DeviceSpec, kind: str, group: int = 0, stored: str = ""
 ) -> Callable[..., Any]:
     """Options and grid for so many rows: experts have tiles of their own, so at most one more each
-    than the rows fill."""
+    than the rows fill. stored: how a weight is that meets rows as they are; "" for others."""
     target = target_of(device)
     experts = request.num_experts
     is_gated = request.epilogue == "silu_gated"
@@ -73,9 +78,14 @@ def _launch(
 
     tuned = tuned_rows(shape_of(request, device), device)
 
+    def default_of(rows: int) -> dict[str, Any]:
+        if stored:
+            return weight_only_tiles(target, stored, rows, is_gated=is_gated)
+        return tiles(target, kind, rows, is_gated=is_gated, group=group)
+
     def launch(rows: int) -> tuple[tuple[int, int], dict[str, Any]]:
         of_expert = -(-rows // experts)
-        default = tiles(target, kind, of_expert, is_gated=is_gated, group=group)
+        default = default_of(of_expert)
         config = default | tuned.choose(of_expert, chosen(default)) | shared
         most = min(rows, rows // config["BLOCK_M"] + experts)
         return (most, -(-request.out_features // config["BLOCK_N"])), config
@@ -157,6 +167,40 @@ def _bind_mxfp4(
                 values, codes, data, scale, y, expert_offsets, width, request.k,
                 values.stride(0), codes.stride(0), data.stride(0), data.stride(1),
                 scale.stride(0), scale.stride(1), y.stride(0), **config,
+            )  # fmt: skip
+        return y
+
+    return kernel
+
+
+def _bind_weight_only(
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    form: str,
+) -> GroupedProduct:
+    launch, width = _launch(request, device, "weight_only", stored=form), request.out_features
+    data = data.view(torch.uint8)
+    if form == "g128":
+        scale = decode_scale(scale, request.weight_format.scale_dtype)
+    if form != "mxfp4" and bool((data & 0x7F == 0x7F).any()):
+        # The kernel would read such a code as a number.
+        raise BindingError(
+            f"Triton product for {request.label}",
+            "FP8 weights that are numbers",
+            "NaN among them",
+            "load another checkpoint",
+        )
+
+    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        if x.shape[0]:
+            grid, config = launch(x.shape[0])
+            _grouped_gemm_weight_only_kernel[grid](
+                x, data, scale, y, expert_offsets, width, request.k,
+                x.stride(0), data.stride(0), data.stride(1), scale.stride(0), scale.stride(1),
+                y.stride(0), **config,
             )  # fmt: skip
         return y
 

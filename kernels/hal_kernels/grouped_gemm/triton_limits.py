@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hal.device import DeviceSpec
 from hal.ops.gemm import GroupedGemmRequest
+from hal.ops.weight_formats import WeightFormat
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
@@ -36,8 +37,26 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
         config = f"g{form.group_size}-{size}{suffix}"
         return KernelChoice("grouped_gemm.fp8_block", fp8_dtype(device), config)
-    wanted = "dense, FP8 blocks or MXFP4 with rounded activations"
+    if form.activation == "float" and request.dtype == "bfloat16":
+        stored = _weight_only_form(form)
+        if stored:
+            return KernelChoice(
+                "grouped_gemm.weight_only", request.dtype, f"{stored}-{size}{suffix}"
+            )
+    wanted = "dense, FP8 blocks or MXFP4, of these with activations as they are in bfloat16 alone"
     return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")
+
+
+def _weight_only_form(form: WeightFormat) -> str:
+    """How the weight of a product is stored whose rows stay as they are, as configurations have it;
+    "" for what no kernel reads."""
+    if form.element == "fp4_e2m1" and form.scale_dtype == "ue8m0":
+        return "mxfp4"
+    if form.element != "fp8_e4m3fn" or form.block_n != form.group_size:
+        return ""
+    if form.group_size == 32:
+        return "g32" if form.scale_dtype == "ue8m0" else ""
+    return "g128" if form.group_size == 128 else ""
 
 
 def not_supported_reasons(

@@ -40,9 +40,9 @@ def rows_of(tokens: int, request: GroupedGemmRequest) -> int:
 
 def shape_of(request: GroupedGemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for what no kernel
-    serves."""
+    serves, and for weights that are widened, of which nothing is tuned."""
     choice = choose_kernel(request, device)
-    if isinstance(choice, Reason):
+    if isinstance(choice, Reason) or choice.kernel == "grouped_gemm.weight_only":
         return None
     group = f"g{request.weight_format.group_size}"
     parts = [group] if choice.kernel == "grouped_gemm.fp8_block" else []

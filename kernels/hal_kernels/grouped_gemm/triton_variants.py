@@ -11,8 +11,8 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 FEW_ROWS = 16  # per expert, up to which the small tiles are used
 # Of the compiled gated variants: three instructions more than without one, so they stand for both.
-_CLAMP = 10.0
-_EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
+CLAMP = 10.0
+EXPERTS = 256  # of the compiled variants; the number only sizes the search for a tile's expert
 
 
 # Architectures where Triton has the matrix unit multiply scales of 32 columns in by itself for
@@ -85,7 +85,7 @@ def _variant(target: Target, kind: str, config: str, rows: int, **fields: Any) -
     warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
     return KernelVariant(
         config=config,
-        constants={"E": _EXPERTS, "BLOCK_E": _EXPERTS, **constants},
+        constants={"E": EXPERTS, "BLOCK_E": EXPERTS, **constants},
         num_warps=warps,
         num_stages=stages,
         **fields,
@@ -110,7 +110,7 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("N", "K", *strides), "i32"),
             divisible=frozenset({"N", "K", *strides}),
-            constants={"IS_GATED": gated, "CLAMP": _CLAMP * gated},
+            constants={"IS_GATED": gated, "CLAMP": CLAMP * gated},
         )
         for dtype in ("bfloat16", "float16")
         for size, rows in _SIZES
@@ -146,7 +146,7 @@ def _fp8(target: Target) -> Sequence[KernelVariant]:
                 "GROUP_K": group,
                 "SCALE_N": group,
                 "IS_GATED": gated,
-                "CLAMP": _CLAMP * gated,
+                "CLAMP": CLAMP * gated,
             },
         )
         for group in (128, 32)
@@ -174,7 +174,7 @@ def _mxfp4(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("N", "K", *_QUANTISED_STRIDES), "i32"),
             divisible=frozenset({"N", "K", "stride_xm", "stride_we", "stride_wn", "stride_ym"}),
-            constants={"IS_GATED": gated, "CLAMP": _CLAMP * gated},
+            constants={"IS_GATED": gated, "CLAMP": CLAMP * gated},
         )
         for size, rows in _SIZES
         for gated in (False, True)

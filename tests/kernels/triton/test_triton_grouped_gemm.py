@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from hal.errors import BindingError, RequestError
 from hal.ops.formats import FORMATS, quantize_weight
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import dequantize_groups, quantize_groups
+from hal.ops.request import TokenRange
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel
 
 # Rows per expert: none, one, a tile exactly, a tile and one, none again.
 ROWS = [0, 1, 16, 17, 0, 3]
@@ -149,6 +154,62 @@ def test_mxfp4_weights_and_mxfp8_rows(arch: str, epilogue: str, clamp: float) ->
     assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue, clamp))
     if clamp:
         assert 0.1 < clamped_share(rounded, offsets, weights, clamp) < 0.9
+
+
+@EPILOGUES
+@pytest.mark.parametrize(
+    ("name", "n", "k"),
+    [
+        ("fp8_block32_ue8m0", 136, 96),  # the halves of a gated weight end within a block
+        ("fp8_block32_ue8m0", 64, 70),  # a cut block along K
+        ("fp8_block128", 320, 256),
+        ("fp8_block128_ue8m0", 256, 200),
+        ("mxfp4", 68, 160),
+    ],
+)
+def test_quantised_weights_meet_rows_as_they_are(
+    name: str, n: int, k: int, epilogue: str, clamp: float
+) -> None:
+    arch = random.choice(["sm_120", "gfx1100"])  # steps of a whole group, or of half of one
+    x, offsets = inputs(k)
+    scales = torch.logspace(-3, 3, n)[torch.randperm(n)][:, None]
+    experts = [quantize_weight(torch.randn(n, k) * scales / k**0.5, FORMATS[name]) for _ in ROWS]
+    kernel = triton_grouped.bind(request_of(name, n, k, epilogue, clamp), gpu(arch), weight=experts)
+    weights = torch.stack([expert.dequantize().double() for expert in experts])
+    found = kernel(x, offsets)
+    assert_close(found, exact(x.double(), offsets, weights, epilogue, clamp))
+    # Alone in the first tile of its expert a row is what it is among others.
+    alone = torch.tensor([0, 0, 1, 1, 1, 1, 1])
+    assert torch.equal(kernel(x[:1], alone), found[:1])
+
+
+def test_a_group_of_every_token_is_an_expert_of_all_rows() -> None:
+    """The output projection of V4.1: as many experts as there are groups, one of them a device."""
+    n, k, rows = 96, 128, 37
+    x = torch.randn(rows, k).bfloat16()
+    weight = quantize_weight(torch.randn(n, k) / k**0.5, FORMATS["fp8_block32_ue8m0"])
+    request = GroupedGemmRequest(
+        num_experts=1, experts_per_token=1, n=n, k=k, dtype="bfloat16",
+        weight_format=weight.format, tokens=TokenRange(1, rows),
+    )  # fmt: skip
+    kernel = triton_grouped.bind(request, gpu("sm_90"), weight=[weight])
+    found = kernel(x, torch.tensor([0, rows]))
+    assert_close(found, x.double() @ weight.dequantize().double().T)
+
+
+def test_a_weight_that_is_no_number_is_refused_by_what_cannot_read_it() -> None:
+    name = "fp8_block32_ue8m0"
+    experts = [quantize_weight(torch.randn(64, 64), FORMATS[name]) for _ in ROWS]
+    experts[3].data.view(torch.uint8)[5, 7] = 0xFF
+    with pytest.raises(BindingError, match="NaN among them"):
+        triton_grouped.bind(request_of(name, 64, 64), gpu("sm_90"), weight=experts)
+
+
+def test_rows_as_they_are_have_to_be_bfloat16() -> None:
+    request = dataclasses.replace(request_of("mxfp4", 64, 64), dtype="float16")
+    found = choose_kernel(request, gpu("sm_90"))
+    assert isinstance(found, Reason)
+    assert found.kind is ReasonKind.MISSING
 
 
 def test_every_row_is_written_and_nothing_else() -> None:
