@@ -72,6 +72,7 @@ MAKERS: dict[str, Maker] = {
     "text": sources.whole_file,
     "kernel-matrix": lambda _: kernel_matrix.matrix(),
     "kernel-reasons": lambda _: kernel_matrix.reasons(),
+    "kernel-narrow-loads": lambda _: kernel_matrix.narrow_load_reasons(),
     "older-triton": lambda _: older_triton.differences(),
     "kernel-limits": lambda _: kernel_matrix.limits(),
     "kernel-tunable": lambda _: kernel_matrix.tunable(),

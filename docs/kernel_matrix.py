@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
 from hal_kernels.aot.explanations import explanations, find_explanation
+from hal_kernels.aot.narrow_loads import find_narrow_load, is_narrow, narrow_loads
 from hal_kernels.aot.occupancy import occupancy_limits
 from hal_kernels.aot.targets import TARGETS
 from hal_kernels.tuning.tunable_kernels import TUNABLE
@@ -45,7 +46,8 @@ def matrix() -> str:
 
 def _cell(kernel: str, variants: Sequence[Evidence]) -> str:
     """`12` native variants, or as `8 **4e** [1]` how many are of which tier, with the reason's
-    number; `4e, 2 spill` where the tier does not say that some spill."""
+    number; `4e, 2 spill` where the tier does not say that some spill; `(2 n1)` where two of all
+    load less than 16 bytes at a time, with the number of that reason."""
     if not variants:
         return "–"
     parts = []
@@ -57,7 +59,16 @@ def _cell(kernel: str, variants: Sequence[Evidence]) -> str:
         spilling = sum(variant.spills > 0 for variant in of_tier if tier != "spilled")
         text = f"{len(of_tier)}{letter}" + (f", {spilling} spill" if spilling else "")
         parts.append(f"**{text}** [{', '.join(notes)}]" if letter else text)
-    return " ".join(parts)
+    return " ".join([*parts, *_narrow(kernel, variants)])
+
+
+def _narrow(kernel: str, variants: Sequence[Evidence]) -> list[str]:
+    narrow = [variant for variant in variants if is_narrow(variant)]
+    if not narrow:
+        return []
+    found = [find_narrow_load(kernel, variant) for variant in narrow]
+    notes = [f"n{n}" for n, reason in enumerate(narrow_loads(), 1) if reason in found]
+    return [f"({len(narrow)} {', '.join([*notes, *([UNEXPLAINED] if None in found else [])])})"]
 
 
 def _number(kernel: str, variant: Evidence) -> str:
@@ -76,6 +87,24 @@ def reasons() -> str:
         for number, reason in enumerate(explanations(), 1)
     ]
     return "\n".join(lines)
+
+
+def narrow_load_reasons() -> str:
+    """The reasons of the variants that load less than 16 bytes at a time, by their numbers."""
+    rows = [
+        [
+            f"n{number}",
+            ", ".join(f"`{name}`" for name in reason.kernels),
+            "" if reason.configs == ["*"] else ", ".join(f"`{name}`" for name in reason.configs),
+            "all"
+            if len(reason.targets) == len(TARGETS)
+            else ", ".join(f"`{arch}`" for arch in reason.targets),
+            ", ".join(str(width) for width in reason.widths),
+            f"{reason.cause}: {reason.text}",
+        ]
+        for number, reason in enumerate(narrow_loads(), 1)
+    ]
+    return markdown(["", "Kernels", "Variants", "Architectures", "Bytes", "Reason"], rows)
 
 
 def limits() -> str:

@@ -17,10 +17,6 @@ from hal_kernels.aot.explanations import find_explanation
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import TARGETS
 
-WIDE_ENOUGH_BYTES = 4  # a thread's load of less wastes most of a transaction
-# Neighbouring values make one byte, so AMD's compiler loads each by itself; a row is 256 bytes.
-NARROW = ("kv_write.fp4",)
-
 
 def _cells() -> Iterator[tuple[str, Evidence]]:
     for found in stored_evidence():
@@ -69,12 +65,3 @@ def test_what_is_not_native_is_explained() -> None:
         _told(k, v) for k, v in _cells() if v.tier != "native" and find_explanation(k, v) is None
     ]
     assert not unexplained, "\n".join(unexplained)
-
-
-def test_loads_are_wide() -> None:
-    narrow = [
-        _told(k, v)
-        for k, v in _cells()
-        if v.tier == "native" and 0 < v.widest_load_bytes < WIDE_ENOUGH_BYTES and k not in NARROW
-    ]
-    assert not narrow, "\n".join(narrow)

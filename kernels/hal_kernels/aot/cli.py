@@ -28,8 +28,15 @@ from hal_kernels.aot.evidence import (
     read_evidence,
     write_evidence,
 )
-from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored, summary
+from hal_kernels.aot.evidence_tables import (
+    print_evidence,
+    print_overview,
+    reasons,
+    stored,
+    summary,
+)
 from hal_kernels.aot.explanations import explain
+from hal_kernels.aot.narrow_loads import explain_narrow_load
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import TARGETS, Target, find_target
 from hal_kernels.aot.triton_versions import REFERENCE, reference_variant, store_of
@@ -105,11 +112,12 @@ def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
         found.kernel, found.target, source=found.source_hash, triton=found.triton
     )
     for variant in found.variants:
-        held = occupancy_of_evidence(variant)
+        held, reference = occupancy_of_evidence(variant), reference_variant(found, variant)
         yield {
             **dataclasses.asdict(variant),
             "occupancy": None if held is None else dataclasses.asdict(held),
-            "explanation": explain(found.kernel, variant, reference_variant(found, variant)),
+            "explanation": explain(found.kernel, variant, reference),
+            "narrow_load": explain_narrow_load(found.kernel, variant, reference),
             "compile_s": seconds.get(variant_name(variant.dtype, variant.config)),
         }
 
@@ -150,6 +158,8 @@ def check_kernels(
                 )
                 save_compile_times(one.name, arch.arch, times)
             print_text(f"{one.name} {arch.arch}: {summary(found)}")
+            for line in reasons(found):
+                print_text(f"  {line}")
             if update:
                 write_evidence(found, store)
             elif stored is None or differences(stored, found):

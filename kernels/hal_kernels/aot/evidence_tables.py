@@ -15,12 +15,13 @@ from hal_kernels.aot.evidence import (
     short_instruction,
 )
 from hal_kernels.aot.explanations import explain
+from hal_kernels.aot.narrow_loads import explain_narrow_load
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.triton_versions import reference_variant
 from hal_kernels.aot.variant import TritonKernel
 
-_COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB", "warps", "s")
+_COLUMNS = ("variant", "tier", "instruction", "regs", "spills", "KiB", "load", "warps", "s")
 
 
 def stored(
@@ -66,9 +67,9 @@ def print_overview(
 def print_evidence(
     kernels: Sequence[TritonKernel], targets: Sequence[Target], store: Path = STORE
 ) -> None:
-    """A table per kernel and target, a row per variant, then why some are not native. warps:
-    resident on a multiprocessor, with their share of the most that it holds; s: seconds that it
-    took to compile on this machine."""
+    """A table per kernel and target, a row per variant, then why some are not native or load less
+    than 16 bytes at a time. load: bytes of the widest; warps: resident on a multiprocessor, with
+    their share of the most that it holds; s: seconds that it took to compile on this machine."""
     for found in stored(kernels, targets, store):
         seconds = load_compile_times(
             found.kernel, found.target, source=found.source_hash, triton=found.triton
@@ -81,6 +82,7 @@ def print_evidence(
                 str(variant.registers or ""),
                 str(variant.spills),
                 f"{variant.shared_bytes / 1024:.0f}",
+                str(variant.widest_load_bytes or ""),
                 _occupancy(variant),
                 _seconds(seconds.get(variant_name(variant.dtype, variant.config))),
             )
@@ -90,14 +92,24 @@ def print_evidence(
             _COLUMNS,
             rows,
             title=f"{found.kernel} on {found.target}",
-            whole=("tier", "regs", "spills", "KiB", "warps", "s"),
+            whole=("tier", "regs", "spills", "KiB", "load", "warps", "s"),
         )
-        for line in dict.fromkeys(
-            text
-            for v in found.variants
-            if (text := explain(found.kernel, v, reference_variant(found, v))) is not None
-        ):
+        for line in reasons(found):
             print_text(line)
+
+
+def reasons(found: KernelEvidence) -> list[str]:
+    """Why variants are not native, or load less than 16 bytes at a time, each reason once."""
+    lines: dict[str, None] = {}
+    for variant in found.variants:
+        reference = reference_variant(found, variant)
+        for text in (
+            explain(found.kernel, variant, reference),
+            explain_narrow_load(found.kernel, variant, reference),
+        ):
+            if text is not None:
+                lines[text] = None
+    return list(lines)
 
 
 def _occupancy(variant: Evidence) -> str:
