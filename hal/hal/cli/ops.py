@@ -49,6 +49,7 @@ def _document(family: "OpFamily") -> dict[str, Any]:
             dtype: {"rtol": bound.rtol, "atol": bound.atol}
             for dtype, bound in family.tolerances.items()
         },
+        "largest_errors": dict(family.largest_errors),
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, LARGEST_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -181,4 +181,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors={**LARGEST_ERRORS, "float16": 2.0**-9},
 )

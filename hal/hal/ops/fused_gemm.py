@@ -16,7 +16,7 @@ from hal.ops.checks import one_of, require
 from hal.ops.formats import DTYPE_BYTES, QuantizedWeight
 from hal.ops.gemm import GemmRequest
 from hal.ops.low_precision import quantize_groups
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, Tolerance
+from hal.ops.request import FLOAT_TOLERANCES, PRODUCT_ERRORS, OpFamily, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -167,6 +167,8 @@ FAMILY = OpFamily(
         "fp8_e4m3fn": Tolerance(2.0**-3, 2.0**-9),
         "fp8_e4m3fnuz": Tolerance(2.0**-3, 2.0**-10),
     },
+    # Operands are multiplied as they are, and the sum is rounded once.
+    largest_errors=PRODUCT_ERRORS,
     is_weighted=True,
     weight_bytes=stored_bytes,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES, FORMATS, QuantizedWeight, WeightFormat
 from hal.ops.low_precision import round_activations
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, PRODUCT_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -249,6 +249,8 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    # Operands are multiplied as they are, and the sum is rounded once.
+    largest_errors=PRODUCT_ERRORS,
     is_weighted=True,
     weight_bytes=stored_bytes,
 )

@@ -17,7 +17,7 @@ from hal.ops.formats import QuantizedWeight
 from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily
+from hal.ops.request import FLOAT_TOLERANCES, PRODUCT_ERRORS, OpFamily
 
 if TYPE_CHECKING:
     import torch
@@ -100,5 +100,7 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    # Operands are multiplied as they are, and the sum is rounded once.
+    largest_errors=PRODUCT_ERRORS,
     is_weighted=True,
 )

@@ -81,10 +81,13 @@ class OpFamily:
     """One family of the catalogue.
 
     reference: `(request, **static) -> kernel`, plain torch, the meaning of the op. flops, bytes:
-    work of one call at a number of tokens. tolerances: per dtype of the activations. is_weighted:
-    the implementation packs a weight at load. weight_bytes: of the weight or table that a call site
-    holds, as stored. kinds: what `label` adds to the name besides phases. added: argument ->
-    version of the plug-in API that added it; its default means what was meant before.
+    work of one call at a number of tokens. tolerances: per dtype of the activations, for whatever
+    implements the op. largest_errors: per dtype of the result, for a kernel that sums in float32:
+    how far it may be from the reference in float64 of the same arguments, as a share of the largest
+    exact value of the row (last dimension), as a sum that cancels keeps the rounding of its terms.
+    is_weighted: the implementation packs a weight at load. weight_bytes: of the weight or table
+    that a call site holds, as stored. kinds: what `label` adds to the name besides phases. added:
+    argument -> version of the plug-in API that added it; its default means what was meant before.
     """
 
     name: str
@@ -94,6 +97,7 @@ class OpFamily:
     flops: Callable[[Any, int], float]
     bytes_moved: Callable[[Any, int], float]
     tolerances: Mapping[str, Tolerance]
+    largest_errors: Mapping[str, float] = dataclasses.field(default_factory=lambda: LARGEST_ERRORS)
     is_weighted: bool = False
     weight_bytes: Callable[[Any], int] = _no_weight
     kinds: tuple[str, ...] = ()
@@ -109,4 +113,17 @@ FLOAT_TOLERANCES: Mapping[str, Tolerance] = {
     "float32": Tolerance(2e-5, 2e-5),
     "bfloat16": Tolerance(2e-2, 2e-2),
     "float16": Tolerance(3e-3, 3e-3),
+}
+
+# A kernel rounds an operand that it made (2**-9 and 2**-12 of its value), and the result once more.
+LARGEST_ERRORS: Mapping[str, float] = {
+    "float32": 2e-5,
+    "bfloat16": 2.0**-7,
+    "float16": 2.0**-10,
+}
+
+PRODUCT_ERRORS: Mapping[str, float] = {
+    "float32": 1e-5,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11 + 1e-5,
 }
