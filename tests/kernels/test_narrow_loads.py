@@ -97,7 +97,7 @@ def test_a_reason_covers_its_kernels_targets_configurations_and_widths_only() ->
     assert reason.covers("norm.rms", CELL)
     assert not reason.covers("layer_norm.rows", CELL)
     for change in ({"target": "sm_90"}, {"config": "h512-plain"}, {"widest_load_bytes": 4}):
-        assert not reason.covers("norm.rms", dataclasses.replace(CELL, **change))  # type: ignore[arg-type]
+        assert not reason.covers("norm.rms", dataclasses.replace(CELL, **change))
 
 
 def test_what_nobody_explained_says_so() -> None:

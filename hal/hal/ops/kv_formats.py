@@ -196,7 +196,9 @@ def unpack_rows(name: str, packed: torch.Tensor, dtype: torch.dtype | None = Non
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return x.contiguous().view(torch.uint8) if x.shape[1] else x.to(torch.uint8)
+    if not x.numel():  # whose stride may be 0, which torch views as no other size
+        return x.new_empty((x.shape[0], x.shape[1] * x.element_size()), dtype=torch.uint8)
+    return x.contiguous().view(torch.uint8)
 
 
 def _from_bytes(packed: torch.Tensor, kind: str) -> torch.Tensor:
