@@ -215,7 +215,8 @@ def test_scores_of_the_index(phase: str, data: st.DataObject, seed: int) -> None
 def test_chosen_entries_and_candidate_blocks(data: st.DataObject, seed: int) -> None:
     torch.manual_seed(seed)
     entries, rows = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 3))
-    count, top_k = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 70))
+    count = data.draw(st.integers(1, 20))
+    top_k = data.draw(st.integers(1, min(70, 8 * count)))  # blocks hold as many
     logits = torch.randn(rows, entries + 3)[:, :entries]
     if data.draw(st.booleans()):
         logits = logits.round()  # equal scores
