@@ -80,6 +80,19 @@ def estimate_of(candidate: KernelCandidate, request: OpRequest) -> float | None:
     return _ask(candidate, "estimate_us", request, answer)
 
 
+def estimate_source_of(candidate: KernelCandidate, request: OpRequest) -> str:
+    """Where the estimate of `estimate_of` is from; "" if it says nothing. Raises SelectionError for
+    nonsense."""
+
+    def answer() -> str:
+        source = candidate.estimate_source(request, request.tokens.high)
+        if not isinstance(source, str):
+            raise TypeError(f"required a text, found {type(source).__name__}")
+        return source
+
+    return _ask(candidate, "estimate_source", request, answer)
+
+
 def work_of(candidate: KernelCandidate, request: OpRequest, tokens: int) -> Work | None:
     """What it does for one call where that is not what the op needs, else None.
 

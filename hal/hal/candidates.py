@@ -59,7 +59,8 @@ class KernelUse:
     "measured" or "modelled" for this device, "default" of the kernel where neither is kept, "fixed"
     where there is nothing to choose. shape: the class that a configuration is kept for, "" if none.
     loss: the share of its time that another configuration would save at most, by a model; None
-    where that is not known or nothing is to be chosen; note: why.
+    where that is not known or nothing is to be chosen; note: why. workspace_bytes: what the call
+    takes in device memory beside its operands and results, 0 where that is nothing or not said.
     """
 
     kernel: str
@@ -71,6 +72,7 @@ class KernelUse:
     shape: str = ""
     loss: float | None = None
     note: str = ""
+    workspace_bytes: int = 0
 
 
 def _nothing_to_note(request: Any) -> Sequence[SemanticNote]:
@@ -83,6 +85,10 @@ def _no_kernels(request: Any) -> Sequence[KernelUse]:
 
 def _no_estimate(request: Any, tokens: int) -> float | None:
     return None
+
+
+def _no_source(request: Any, tokens: int) -> str:
+    return ""
 
 
 def _no_own_work(request: Any, tokens: int) -> Work | None:
@@ -98,6 +104,7 @@ class KernelCandidate:
     `bind(request, **static)`, which packs weights and returns the kernel; it is called once a call
     site, with a token range that spans all ranges of the candidate. estimate_us: time of one
     call at a number of tokens, from measurements; None where nothing was measured.
+    estimate_source: of that time, as text for people: "measured 2026-11-30"; "" says nothing.
     weight_layout: candidates of one name pack a weight alike; ranges of a plan that differ in it
     hold the weight twice. work: what it does for one call at a number of tokens where that is not
     what the op needs on the unit of the request's dtype; None where it is. requires_software: what
@@ -115,6 +122,7 @@ class KernelCandidate:
     not_supported_reasons: Callable[[Any], Sequence[Reason]]
     load: Callable[[], Bind]
     estimate_us: Callable[[Any, int], float | None] = _no_estimate
+    estimate_source: Callable[[Any, int], str] = _no_source
     semantic_notes: Callable[[Any], Sequence[SemanticNote]] = _nothing_to_note
     work: Callable[[Any, int], Work | None] = _no_own_work
     kernel_uses: Callable[[Any], Sequence[KernelUse]] = _no_kernels

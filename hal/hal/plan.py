@@ -100,6 +100,7 @@ class PlannedOp:
             "distribution": decision.choice.distribution,
             "is_explicit": decision.is_explicit,
             "estimate_us": decision.estimate_us,
+            "estimate_source": decision.estimate_source,
             "roofline_us": None if self.bound is None else round(self.bound.us, 2),
             "roofline_by": None if self.bound is None else self.bound.by,
             "kernels": [asdict(use) for use in planned_uses(self)],
@@ -214,7 +215,9 @@ def _without(data: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
     # Losers are listed by rank and say by how many µs they lost: neither is what will run.
     losers = sorted(op["rejected"], key=lambda loser: str(loser["name"]))
-    stable = _without(op, ("estimate_us", "roofline_us", "roofline_by", "lost", "kernels"))
+    stable = _without(
+        op, ("estimate_us", "estimate_source", "roofline_us", "roofline_by", "lost", "kernels")
+    )
     if chosen := deciding(op.get("kernels", ())):
         stable["kernels"] = chosen
     stable["rejected"] = [

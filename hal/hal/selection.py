@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hal.answers import SemanticNotes, estimate_of, reasons_of
+from hal.answers import SemanticNotes, estimate_of, estimate_source_of, reasons_of
 from hal.candidates import KernelCandidate, SemanticNote
 from hal.device import EAGER, DevicePolicy
 from hal.errors import SelectionError, UnservedRequestError
@@ -85,6 +85,7 @@ class Decision:
     choice: KernelCandidate
     estimate_us: float | None
     rejected: tuple[Rejection, ...]
+    estimate_source: str = ""
     semantic_notes: tuple[SemanticNote, ...] = ()
     lost: LostFastPath | None = None
     is_explicit: bool = False
@@ -134,6 +135,11 @@ def select(
     notes = {c.name: SemanticNotes(c, request) for c in candidates}
     unmet = {c.name: _unmet(request, c, notes[c.name], rules) for c in candidates}
     estimates = {c.name: estimate_of(c, request) for c in candidates if not unmet[c.name]}
+    sources = {
+        c.name: estimate_source_of(c, request)
+        for c in candidates
+        if estimates.get(c.name) is not None
+    }
     wanted = rules.explicit_choice(request)
     if wanted is not None:
         choice = _explicit(request, rules, candidates, unmet)
@@ -147,7 +153,7 @@ def select(
         Rejection(
             name=c.name,
             tier=c.tier,
-            reasons=tuple(unmet[c.name]) or (_why_behind(c, choice, wanted, estimates),),
+            reasons=tuple(unmet[c.name]) or (_why_behind(c, choice, wanted, estimates, sources),),
             estimate_us=estimates.get(c.name),
         )
         for c in sorted(candidates, key=lambda c: _rank(c, estimates.get(c.name)))
@@ -161,6 +167,7 @@ def select(
         semantic_notes=notes[choice.name].get(),
         lost=None if wanted is not None else _lost(choice, rejected),
         is_explicit=wanted is not None,
+        estimate_source=sources.get(choice.name, ""),
     )
 
 
@@ -291,6 +298,7 @@ def _why_behind(
     choice: KernelCandidate,
     wanted: str | None,
     estimates: Mapping[str, float | None],
+    sources: Mapping[str, str],
 ) -> Reason:
     """Why a candidate that can serve is not the choice."""
     if wanted is not None:
@@ -298,24 +306,27 @@ def _why_behind(
             what="explicit choice", required=candidate.name, found=wanted, kind=ReasonKind.EXPLICIT
         )
     mine, best = estimates[candidate.name], estimates[choice.name]
+    of_mine, of_best = sources.get(candidate.name, ""), sources.get(choice.name, "")
     if candidate.tier != choice.tier:
         what, required, found = "tier", choice.tier.label, candidate.tier.label
     elif _rank(candidate, mine) < _rank(choice, best):
         what = "gain of a switch between token ranges"
-        required = f"enough below {_us(best)} ({choice.name}, held for other ranges)"
-        found = _us(mine)
+        required = f"enough below {_us(best, of_best)} ({choice.name}, held for other ranges)"
+        found = _us(mine, of_mine)
     elif mine != best:
         what = "estimated time"
-        required = f"below {_us(best)} ({choice.name})"
-        found = _us(mine)
+        required = f"below {_us(best, of_best)} ({choice.name})"
+        found = _us(mine, of_mine)
     else:
         what = f"order of distribution and name, both {_us(mine)}"
         required, found = (f"{c.name} of {c.distribution}" for c in (choice, candidate))
     return Reason(what=what, required=required, found=found, kind=ReasonKind.RANKED)
 
 
-def _us(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.6g} µs"
+def _us(value: float | None, source: str = "") -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.6g} µs, {source}" if source else f"{value:.6g} µs"
 
 
 def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPath | None:

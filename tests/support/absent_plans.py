@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from accelerator_plugins import BACKENDS, entry, look_at, plugin
@@ -118,10 +119,11 @@ def plan(
     use: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Plan:
-    """The report on a preset, as `hal plan PRESET --device …` makes it."""
+    """The report on a preset, or on the model of a folder, as `hal plan` makes it."""
     registry: Any = ProfileRegistry(host)
+    presets = load_presets()
     return plan_model(
-        load_presets()[preset].path,
+        presets[preset].path if preset in presets else Path(preset),
         EngineOptions(device=device.device_id, tp=tp, **options),
         registry,
         WaiverBook(),

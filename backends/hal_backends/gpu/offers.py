@@ -12,6 +12,7 @@ from hal.ops import CATALOGUE
 from hal.ops.request import OpRequest
 from hal.reasons import Reason
 from hal.tiers import Tier
+from hal_kernels.tuning.candidate_times import measured_time
 
 Check = Callable[[Any], Sequence[Reason]]
 Library = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
@@ -51,6 +52,8 @@ class Offer:
             tier=self.tier,
             summary=self.summary,
             not_supported_reasons=self.check,
+            estimate_us=self._estimate(device),
+            estimate_source=self._source(device),
             load=self.load,
             semantic_notes=self.notes or _nothing,
             work=self.work or _as_the_op_needs,
@@ -62,6 +65,29 @@ class Offer:
             weight_layout=f"{device.backend}.{self.op}.{self.implementation}",
             is_graph_safe=self.is_graph_safe,
         )
+
+    def _estimate(self, device: DeviceSpec) -> Callable[[Any, int], float | None]:
+        measured = self._measured(device)
+
+        def estimate_us(request: Any, tokens: int) -> float | None:
+            found = measured(request, tokens)
+            return None if found is None else found[0]
+
+        return estimate_us
+
+    def _source(self, device: DeviceSpec) -> Callable[[Any, int], str]:
+        measured = self._measured(device)
+
+        def source(request: Any, tokens: int) -> str:
+            found = measured(request, tokens)
+            return "" if found is None else f"measured {found[1]}"
+
+        return source
+
+    def _measured(self, device: DeviceSpec) -> Callable[[Any, int], tuple[float, str] | None]:
+        """What `hal kernels tune --measure` kept of the implementation on such a device."""
+        name = f"{device.backend}.{self.op}.{self.implementation}"
+        return lambda request, tokens: measured_time(name, self.op, request, tokens, device)
 
 
 def _nothing(request: Any) -> tuple[()]:

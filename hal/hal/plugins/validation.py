@@ -225,7 +225,8 @@ def _check_candidate(candidate: KernelCandidate, op: str, backend: str) -> None:
     if not isinstance(candidate.tier, Tier):
         raise TypeError(f"required a Tier for {candidate.name}, found {shown(candidate.tier)}")
     callables = (
-        "not_supported_reasons", "load", "estimate_us", "semantic_notes", "work", "kernel_uses",
+        "not_supported_reasons", "load", "estimate_us", "estimate_source", "semantic_notes", "work",
+        "kernel_uses",
     )  # fmt: skip
     for field in callables:
         if not callable(getattr(candidate, field)):

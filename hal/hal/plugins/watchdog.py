@@ -160,5 +160,6 @@ def watched_candidate(
         not_supported_reasons=watched("not_supported_reasons", candidate.not_supported_reasons),
         semantic_notes=watched("semantic_notes", candidate.semantic_notes),
         estimate_us=watched("estimate_us", candidate.estimate_us),
+        estimate_source=watched("estimate_source", candidate.estimate_source),
         work=watched("work", candidate.work),
     )

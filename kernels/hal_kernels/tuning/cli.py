@@ -14,6 +14,7 @@ import typer
 from hal.cli.context import cli_context
 from hal.cli.output import print_text
 from hal.errors import UsageError
+from hal_kernels.tuning.candidate_timing import Candidates, time_candidates
 from hal_kernels.tuning.configuration_files import Basis, ShapeEntry
 from hal_kernels.tuning.measuring import Timer, device_timer
 from hal_kernels.tuning.session import TuningSession, TuningTask, make_task
@@ -90,6 +91,8 @@ def tune_kernels(
     ]
     session = TuningSession(store or user_store(), _timer(chosen) if basis == "measured" else None)
     _run(session, tasks, is_json=json_)
+    if session.timer is not None and not interpreter:
+        _time_candidates(session, tasks, cli_context(ctx).backends.candidates, is_quiet=json_)
 
 
 def _classes(
@@ -110,6 +113,23 @@ def _classes(
 
 def _timer(device: TuneDevice) -> Timer:
     return device_timer(device.spec.torch_device)
+
+
+def _time_candidates(
+    session: TuningSession, tasks: Sequence[TuningTask], candidates: Candidates, *, is_quiet: bool
+) -> None:
+    """Beside the configurations of ours, what others take for the same calls: by these times plans
+    divide the numbers of tokens."""
+    if session.timer is None:
+        return
+    for task in tasks:
+        entry = time_candidates(task, candidates, session.timer, session.store)
+        if entry is not None and not is_quiet:
+            times = ", ".join(
+                f"{t.candidate} {t.error if t.us is None else f'{t.us:,.1f} µs'}"
+                for t in entry.times
+            )
+            print_text(f"{task.tunable.kernel} {task.shape}: {times}")
 
 
 def _run(session: TuningSession, tasks: Sequence[TuningTask], *, is_json: bool) -> None:

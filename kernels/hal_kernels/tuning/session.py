@@ -133,7 +133,7 @@ class TuningSession:
             basis=task.basis,
             code=code_hash(task.tunable.kernel),
             triton=triton_version(),
-            made=_today(),
+            made=today(),
         )
 
     def _document(self, task: TuningTask) -> ConfigurationFile:
@@ -175,7 +175,7 @@ class TuningSession:
         self, task: TuningTask, entry: ShapeEntry, trials: list[Trial], *, is_complete: bool
     ) -> ShapeEntry:
         changed = entry.model_copy(
-            update={"trials": trials, "made": _today(), "is_complete": is_complete}
+            update={"trials": trials, "made": today(), "is_complete": is_complete}
         )
         if changed != entry:
             document = self._document(task).with_entry(changed)
@@ -208,5 +208,6 @@ def _number(us: float | str) -> float:
     return 0.0 if isinstance(us, str) else us
 
 
-def _today() -> str:
+def today() -> str:
+    """As YYYY-MM-DD, of the world and not of a place."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
