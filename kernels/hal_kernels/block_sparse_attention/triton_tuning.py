@@ -29,7 +29,7 @@ from hal_kernels.tuning.key_tiles import (
     page_table,
     steps_of_keys,
 )
-from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 
@@ -114,6 +114,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
         programs=programs,
         steps=steps,
         step_bytes=4 * n * padded,
+        ahead=ONE_AHEAD,
         flops=4.0 * programs * steps * rows * n * padded,
         needed_flops=4.0 * shape.rows * heads * keys * wide,
         # A row that several lists name comes from the cache; more than the context there is not.

@@ -32,7 +32,7 @@ from hal_kernels.tuning.key_tiles import (
     page_table,
     steps_of_keys,
 )
-from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, TunableKernel
 
@@ -100,6 +100,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
         programs=programs,
         steps=steps,
         step_bytes=n * max(rows),
+        ahead=ONE_AHEAD,
         flops=per_pair * programs * steps * HEADS_TOGETHER * n,
         needed_flops=per_pair * shape.rows * heads * (window + entries),
         memory_bytes=sum(read) + 4.0 * shape.rows * heads * dim + parts,

@@ -33,7 +33,7 @@ from hal_kernels.tuning.key_tiles import (
     page_table,
     steps_of_keys,
 )
-from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, TunableKernel
 
@@ -105,6 +105,7 @@ def _footprint(is_of_64: bool) -> Any:
             programs=programs,
             steps=steps,
             step_bytes=n * row,
+            ahead=ONE_AHEAD,
             flops=per_pair * programs * steps * rows * n,
             needed_flops=per_pair * shape.rows * heads * keys,
             memory_bytes=float(read * row) + 2.0 * shape.rows * heads * (2 * rank + rope) + parts,

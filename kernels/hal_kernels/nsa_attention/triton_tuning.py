@@ -30,7 +30,7 @@ from hal_kernels.tuning.key_tiles import (
     page_table,
     steps_of_keys,
 )
-from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 
@@ -140,6 +140,7 @@ def _footprint(
         programs=programs,
         steps=steps,
         step_bytes=4 * n * size,
+        ahead=ONE_AHEAD,
         flops=4.0 * programs * steps * count * configuration["BLOCK_G"] * n * size,
         needed_flops=4.0 * shape.rows * heads * keys * wide,
         memory_bytes=4.0 * read * kv_heads * wide + 4.0 * shape.rows * heads * wide,

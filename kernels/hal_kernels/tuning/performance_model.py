@@ -39,7 +39,8 @@ class Footprint:
 
     programs: of the grid. flops: of all of them. step_bytes: that one program loads in one step of
     its loop; steps: of one program. memory_bytes: what the memory must deliver and take at least.
-    needed_flops: without padding.
+    needed_flops: without padding. ahead: steps that can be loaded ahead at most, whatever the depth
+    of the pipeline.
     """
 
     programs: int
@@ -48,6 +49,12 @@ class Footprint:
     flops: float
     needed_flops: float
     memory_bytes: float
+    ahead: int = 64
+
+
+ONE_AHEAD = 1
+"""Of loops that read in each step where the operands are: a further stage of the pipeline then
+loads the places ahead and not the operands, as the shared memory of compiled attention shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +153,9 @@ def _time(
 
     active = min(device.units, footprint.programs)
     load_rate = min(UNIT_LOAD_RATE, CACHE_FACTOR * device.bandwidth / active)
-    waiting = (footprint.steps / max(1, used.stages - 1) + 1) * LATENCY_US
-    if used.stages < 2:
+    ahead = min(used.stages - 1, footprint.ahead)
+    waiting = (footprint.steps / max(1, ahead) + 1) * LATENCY_US
+    if ahead < 1:
         waiting += compute_us(1, 1)
     times: tuple[tuple[float, By], ...] = (
         (footprint.memory_bytes / device.bandwidth * 1e6, "memory"),

@@ -9,6 +9,7 @@ import pytest
 from gpu_devices import gpu
 from hal_kernels.aot.targets import TARGETS, find_target
 from hal_kernels.tuning.performance_model import (
+    ONE_AHEAD,
     UNIT_LOAD_RATE,
     DeviceRates,
     Footprint,
@@ -107,6 +108,16 @@ def test_what_cannot_be_said_is_said_so() -> None:
     assert "occupancy limits" in str(device_rates(dataclasses.replace(whole, arch="sm_75")))
 
 
+def test_a_loop_that_reads_where_its_operands_are_loads_one_step_ahead() -> None:
+    waits = Footprint(
+        programs=100, steps=64, step_bytes=1024, flops=0.0, needed_flops=0.0, memory_bytes=1e6
+    )
+    deep, shallow = (dataclasses.replace(USED, stages=stages) for stages in (5, 2))
+    followed = dataclasses.replace(waits, ahead=ONE_AHEAD)
+    assert predicted(waits, deep).us < predicted(waits, shallow).us / 3
+    assert predicted(followed, deep).us == predicted(followed, shallow).us
+
+
 @pytest.mark.parametrize("name", sorted(TUNABLE))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
 def test_every_configuration_is_of_a_variant_and_has_a_footprint(name: str, target: object) -> None:
@@ -117,7 +128,7 @@ def test_every_configuration_is_of_a_variant_and_has_a_footprint(name: str, targ
 
     assert isinstance(target, Target)
     tunable, variants = TUNABLE[name], find_kernel(name).variants(target)
-    sizes = dict.fromkeys(tunable.size_names, 64)
+    sizes = {size: 16 if size == "group" else 64 for size in tunable.size_names}
     compiled = {(variant.dtype, variant.config) for variant in variants}
     for dtype in tunable.dtypes(target):
         for form in tunable.forms:
