@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, ROUNDING_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -55,5 +55,6 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors=ROUNDING_ERRORS,
     weight_bytes=stored_bytes,
 )

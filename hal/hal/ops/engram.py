@@ -16,7 +16,7 @@ from hal.ops.checks import one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES, torch_dtype
 from hal.ops.low_precision import dequantize_groups
 from hal.ops.masking import accumulation_dtype
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest, Tolerance
+from hal.ops.request import FLOAT_TOLERANCES, ROUNDING_ERRORS, OpFamily, OpRequest, Tolerance
 
 if TYPE_CHECKING:
     import torch
@@ -188,6 +188,7 @@ FAMILY = OpFamily(
     bytes_moved=bytes_moved,
     # Near 0 the gate's square root turns 1e-7 of the dot product into 3e-4.
     tolerances={**FLOAT_TOLERANCES, "float32": Tolerance(2e-5, 1e-3)},
+    largest_errors={**ROUNDING_ERRORS, "float32": 2.0**-22},
     kinds=("gather", "mix"),
     weight_bytes=stored_bytes,
 )

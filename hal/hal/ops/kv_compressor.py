@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from hal.ops.checks import positive, require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.masking import accumulation_dtype
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, ROUNDING_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -194,4 +194,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors={**ROUNDING_ERRORS, "float32": 2e-5},
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.gemm import quantize_rows
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, LARGEST_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -71,4 +71,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors={**LARGEST_ERRORS, "float32": 2e-6},
 )

@@ -122,8 +122,16 @@ LARGEST_ERRORS: Mapping[str, float] = {
     "float16": 2.0**-10,
 }
 
+# Of a product whose operands are multiplied as they are: the sum, and its rounding.
 PRODUCT_ERRORS: Mapping[str, float] = {
     "float32": 1e-5,
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11 + 1e-5,
+}
+
+# Of what is rounded once, to the nearest: half a step.
+ROUNDING_ERRORS: Mapping[str, float] = {
+    "float32": 3e-6,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
 }

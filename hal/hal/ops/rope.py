@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hal.ops.checks import require
 from hal.ops.formats import DTYPE_BYTES
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, ROUNDING_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
     import torch
@@ -105,4 +105,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors=ROUNDING_ERRORS,
 )

@@ -16,7 +16,7 @@ from hal.ops.checks import require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.norm import RmsNormRequest
-from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
+from hal.ops.request import FLOAT_TOLERANCES, ROUNDING_ERRORS, OpFamily, OpRequest
 from hal.ops.rope import RopeRequest
 
 if TYPE_CHECKING:
@@ -149,4 +149,5 @@ FAMILY = OpFamily(
     flops=flops,
     bytes_moved=bytes_moved,
     tolerances=FLOAT_TOLERANCES,
+    largest_errors=ROUNDING_ERRORS,
 )

@@ -7,10 +7,11 @@ import torch
 
 import hal_kernels.engram.triton as triton_engram
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.engram import EngramRequest, reference
 from hal_kernels.engram.triton_limits import not_supported_reasons
 
-STEP = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+STEP = CATALOGUE["engram"].largest_errors
 
 
 def gather_request(heads: int, ngram: int, width: int, dtype: str) -> EngramRequest:

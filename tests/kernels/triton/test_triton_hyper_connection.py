@@ -9,10 +9,11 @@ import torch
 
 import hal_kernels.hyper_connection.triton as triton_connection
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.hyper_connection import HyperConnectionRequest, reference
 from hal_kernels.hyper_connection.triton_limits import not_supported_reasons
 
-STEP = {"float32": 2.0**-20, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+STEP = CATALOGUE["hyper_connection"].largest_errors
 EPS = {"norm_eps": 1e-6, "eps": 1e-6}
 
 

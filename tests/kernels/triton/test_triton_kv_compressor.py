@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 import hal_kernels.kv_compressor.triton as triton_compressor
 from gpu_devices import gpu
 from hal.errors import BindingError
+from hal.ops import CATALOGUE
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest, reference
 from hal_kernels.kv_compressor.triton_limits import not_supported_reasons
 from read_backs import no_reading_back
 
 # Of the result, which is rounded once; and of float32 sums.
-TOLERANCE = {"bfloat16": 2.0**-8, "float32": 2e-5}
+TOLERANCE = CATALOGUE["kv_compressor"].largest_errors
 SLOTS = 4
 
 

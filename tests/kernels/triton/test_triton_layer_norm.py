@@ -7,10 +7,11 @@ import torch
 
 import hal_kernels.layer_norm.triton as triton_layer_norm
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.layer_norm import LayerNormRequest, reference
 
 EPS = 1e-6
-STEP = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+STEP = CATALOGUE["layer_norm"].largest_errors
 
 
 @pytest.mark.parametrize("dtype", list(STEP))

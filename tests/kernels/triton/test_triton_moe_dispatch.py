@@ -10,12 +10,13 @@ import torch
 
 import hal_kernels.moe_dispatch.triton as triton_dispatch
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.moe_dispatch import MoeDispatchRequest, reference
 from hal_kernels.moe_dispatch.triton_limits import not_supported_reasons
 from hal_kernels.moe_dispatch.triton_variants import FEW_CHOICES
 from read_backs import no_reading_back
 
-STEP = {"float32": 2.0**-22, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+STEP = CATALOGUE["moe_dispatch"].largest_errors
 CASES = {
     "one-token": (1, 8, 3, 40),
     "few": (9, 5, 2, 40),

@@ -8,12 +8,13 @@ import torch
 import hal_kernels.norm.triton as triton_norm
 import hal_kernels.quantize.triton as triton_quantize
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.low_precision import quantize_groups
 from hal.ops.norm import RmsNormRequest, reference
 from hal.ops.quantize import QuantizeRequest
 
 EPS = 1e-6
-TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+TOLERANCE = CATALOGUE["norm.rms"].largest_errors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

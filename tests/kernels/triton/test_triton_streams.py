@@ -13,6 +13,7 @@ import hal_kernels.kv_write.triton as triton_kv_write
 import hal_kernels.rope.triton as triton_rope
 import hal_kernels.rope_kv_write.triton as triton_rope_kv_write
 from gpu_devices import gpu
+from hal.ops import CATALOGUE
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.activation import reference as exact_activation
 from hal.ops.embedding import EmbeddingRequest
@@ -23,7 +24,8 @@ from hal.ops.rope import reference as exact_rope
 from hal.ops.rope_kv_write import RopeKvWriteRequest
 from hal.ops.rope_kv_write import reference as exact_pass
 
-ROUNDING = {"float32": 3e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+# Of the rotation, and the same of all that is rounded once here.
+ROUNDING = CATALOGUE["rope"].largest_errors
 DTYPES = pytest.mark.parametrize("dtype", list(ROUNDING))
 
 
