@@ -16,10 +16,8 @@ from hal.ops.compressed_attention import (
 )
 from hal.ops.kv_formats import PLAIN_FORMATS
 from hal_kernels.compressed_attention.triton_limits import not_supported_reasons
+from kernel_errors import assert_exact
 from sparse_cases import index_lists, metadata, paged_rows
-
-# Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
-TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # float16 has 3 more bits
 
 
 def request_of(name: str, phase: str, **fields: Any) -> CompressedAttentionRequest:
@@ -86,8 +84,7 @@ def check(
     sinks = torch.randn(request.num_heads) if request.has_sinks else None
     found, exact = run(request, lengths, sinks, arch)
     assert found.dtype == getattr(torch, request.dtype)
-    assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE[found.dtype] * exact.abs().max()
+    assert_exact("compressed_attention", found, exact)
 
 
 DECODE = [(1, 1), (3, 1), (67, 1), (300, 1)]
@@ -151,8 +148,7 @@ def test_more_than_one_split() -> None:
 def test_sinks_that_outweigh_every_key_and_sinks_that_are_none(phase: str) -> None:
     sinks = torch.tensor([1e4, -1e4, float("-inf"), 0.0, 50.0])
     found, exact = run(request_of("bf16", phase), [(50, 1), (2, 1)], sinks)
-    assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE[found.dtype] * exact.abs().max()
+    assert_exact("compressed_attention", found, exact)
     assert not found.view(2, 5, 32)[:, 0].any()
 
 
@@ -163,7 +159,4 @@ def test_magnitudes(name: str, phase: str, magnitudes: tuple[float, float]) -> N
     """Of queries and of rows: weights that are equal, and all on one entry."""
     request = request_of(name, phase, has_sinks=False)
     found, exact = run(request, [(37, 1), (5, 1)], None, magnitudes=magnitudes)
-    smallest = 2.0**-24 if name == "fp16" else 0.0  # a step of numbers below the normal ones
-    assert found.isfinite().all()
-    bound = TOLERANCE[found.dtype] * exact.abs().max() + smallest
-    assert (found.double() - exact).abs().max() <= bound
+    assert_exact("compressed_attention", found, exact)

@@ -23,6 +23,7 @@ from hal_kernels.compute_units import compute_units
 from hal_kernels.mla_attention.triton_limits import not_supported_reasons
 from hal_kernels.mla_attention.triton_variants import count_splits, is_wide, tiles, wide_tiles
 from hal_kernels.tuning.tune_device import with_compute_units
+from kernel_errors import assert_exact
 from sparse_cases import index_lists, metadata, paged_rows
 
 # Heads, latent and rotary values of a row, rows of a page.
@@ -39,8 +40,6 @@ WIDE = {
     "wide-of-two": (128, 24, 16, 16),
 }  # 64 heads a program
 SM_90 = find_target("sm_90")
-# Weights and, of packed rows, values are rounded to bfloat16 (2**-9 each), the result once more.
-TOLERANCE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # float16 has 3 more bits
 
 
 def request_of(shape: str, phase: str, **fields: Any) -> MlaAttentionRequest:
@@ -77,8 +76,7 @@ def check(
     wide = cache.double() if request.kv_format in PLAIN_FORMATS else cache
     exact = reference(request, scale=0.1)(q.double(), wide, meta, lists)
     assert found.dtype == dtype
-    assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max()
+    assert_exact("mla_attention", found, exact)
 
 
 @pytest.mark.parametrize("top_k", [0, 64])
@@ -222,11 +220,9 @@ def test_float16_rows_up_to_the_largest_number() -> None:
     meta = metadata([(40, 1)], table)
     found = triton_mla.bind(request, gpu("sm_90"), scale=0.1)(q, cache, meta)
     exact = reference(request, scale=0.1)(q.double(), cache.double(), meta)
-    assert found.isfinite().all()
-    error = (found.double() - exact).view(5, -1).abs()
-    most = exact.view(5, -1).abs()
     for columns in (slice(0, 1), slice(1, None)):
-        assert error[:, columns].max() <= TOLERANCE[torch.float16] * most[:, columns].max()
+        parts = (values.view(5, -1)[:, columns] for values in (found, exact))
+        assert_exact("mla_attention", *parts)
 
 
 @pytest.mark.parametrize(
