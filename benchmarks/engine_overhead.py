@@ -50,6 +50,9 @@ class WordTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return [1 + len(word) for word in text.split()]
 
+    def least_tokens(self, text: str) -> int:
+        return 0
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return b"".join(self.token_bytes(t) for t in token_ids).decode()
 
@@ -62,6 +65,7 @@ class WordTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
         raise ValueError("this tokenizer has no chat template")
 
@@ -76,6 +80,7 @@ class InstantRunner:
     num_blocks = 8192
     max_model_len = 8192
     supports_embeddings = False
+    num_replays = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

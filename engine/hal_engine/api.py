@@ -113,6 +113,7 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     steps: int
+    replayed_steps: int  # of them, those that ran as one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,10 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]: ...
+    def least_tokens(self, text: str) -> int:
+        """No tokenisation of `text` is shorter; told in no time, and 0 where nothing is known."""
+        ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes this token adds to a text; for a special token, those of its literal name."""
@@ -179,8 +184,13 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
-        """Token ids of a rendered chat; user content never becomes special tokens."""
+        """Token ids of a rendered chat; user content never becomes special tokens.
+
+        Raises PromptTooLongError, before anything is tokenised, for a chat that surely has more
+        than `most_tokens`; one that comes back may have more all the same.
+        """
         ...
 
     def close(self) -> None:

@@ -19,6 +19,17 @@ class TokenizerError(UserError, ValueError):
         self.key = key
 
 
+class PromptTooLongError(UserError, ValueError):
+    """A text has more tokens than asked for, as can be told without tokenising it."""
+
+    def __init__(self, least_tokens: int, most_tokens: int) -> None:
+        super().__init__(
+            f"text: at most {most_tokens} tokens are required, it has at least {least_tokens}; "
+            "shorten it"
+        )
+        self.least_tokens = least_tokens
+
+
 class ChatTemplateError(UserError, ValueError):
     """A chat cannot be rendered: no template, a template that fails or runs away, or messages that
     the model cannot take. The message is fit for the client."""

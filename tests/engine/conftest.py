@@ -31,6 +31,9 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return list(text.encode())
 
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return bytes(t for t in token_ids if t < 256).decode("utf-8", "replace")
 
@@ -43,6 +46,7 @@ class ByteTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
         return [257, *"".join(m["content"] for m in messages).encode(), 258]
 
@@ -71,6 +75,7 @@ class FakeRunner:
     """Keeps tokens where a model keeps keys and values, and reads them through the block table."""
 
     supports_embeddings = True
+    num_replays = 0
 
     def __init__(
         self,

@@ -185,6 +185,30 @@ def test_a_start_that_fails_leaves_no_worker(
     assert all(rank.process.returncode is not None for rank in ranks)
 
 
+def test_a_rank_that_does_not_come_to_the_rendezvous_is_named(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_groups, "STOP_DEADLINE_S", 0.3)
+    ranks = [started(PLANNED + TOLD, ENDS), started(PLANNED, LIVES)]
+
+    def missed(*_: Any) -> Any:
+        ranks[0].process.wait(60)
+        raise RuntimeError("Wait timeout")
+
+    runtime = SimpleNamespace(free_memory_bytes=lambda: 0, create_group=missed)
+    monkeypatch.setattr(building, "check_runnable_on", lambda _: None)
+    monkeypatch.setattr(building, "choose_num_blocks", lambda *_: 1)
+    monkeypatch.setattr(building, "start_workers", lambda *_: Workers(ranks))
+    planned: Any = SimpleNamespace(
+        device=None, options=SimpleNamespace(tp=3), plan=SimpleNamespace(hash="")
+    )
+    registry: Any = SimpleNamespace(create_runtime=lambda _: runtime)
+    with pytest.raises(WorkerError, match="a peer is gone") as raised:
+        building.build_runner(planned, registry, SimpleNamespace())  # type: ignore[arg-type]
+    assert "rank 1" in raised.value.who
+    assert all(rank.process.returncode is not None for rank in ranks)
+
+
 BYSTANDER = """
 import sys, threading, time
 from types import SimpleNamespace

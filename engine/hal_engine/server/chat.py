@@ -33,10 +33,11 @@ from hal_engine.server.parameters import (
     max_tokens_of,
     sampling_params,
 )
-from hal_engine.server.prompts import check_prompt_length
+from hal_engine.server.prompts import check_least_tokens, check_prompt_length
 from hal_engine.server.protocol import ChatMessage, ChatRequest
 from hal_engine.server.state import ServerState, state_of
 from hal_engine.server.streaming import stream_response
+from hal_engine.tokenizer_errors import PromptTooLongError
 
 
 async def chat_completions(request: Request) -> Response:
@@ -87,14 +88,20 @@ async def _render(body: ChatRequest, state: ServerState) -> tuple[int, ...]:
             code="too_long",
         )
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
+    max_prompt_tokens = state.engine.max_model_len - 1
     try:
         # In a thread: templates and long texts may take long, and other streams must go on.
-        ids = await asyncio.to_thread(tokenizer.render_chat, messages)
+        ids = await asyncio.to_thread(
+            tokenizer.render_chat, messages, most_tokens=max_prompt_tokens
+        )
+    except PromptTooLongError as error:
+        check_least_tokens(error.least_tokens, max_prompt_tokens, "messages")
+        raise
     except ValueError as error:
         raise invalid(
             f"The model's chat template refuses these messages: {error}", param="messages"
         ) from error
-    check_prompt_length(len(ids), state.engine.max_model_len - 1, "messages")
+    check_prompt_length(len(ids), max_prompt_tokens, "messages")
     return tuple(ids)
 
 

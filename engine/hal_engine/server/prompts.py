@@ -42,6 +42,7 @@ async def encode_prompts(
     prompts = []
     for name, item in _split(value, param, max_prompts):
         if isinstance(item, str):
+            check_least_tokens(tokenizer.least_tokens(item), max_tokens, name)
             ids = await encode_text(
                 tokenizer, item, add_special_tokens=add_special_tokens, parse_special=parse_special
             )
@@ -74,6 +75,16 @@ def check_prompt_length(num_tokens: int, max_tokens: int, param: str) -> None:
     if num_tokens > max_tokens:
         raise context_length_exceeded(
             f"the prompt has {num_tokens} tokens, at most {max_tokens} leave room for an answer",
+            param,
+        )
+
+
+def check_least_tokens(least_tokens: int, max_tokens: int, param: str) -> None:
+    """ApiError 400 for a text that is too long whatever its tokens are: it is not tokenised."""
+    if least_tokens > max_tokens:
+        raise context_length_exceeded(
+            f"the prompt has at least {least_tokens} tokens, at most {max_tokens} leave room for "
+            "an answer",
             param,
         )
 

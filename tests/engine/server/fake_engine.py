@@ -26,6 +26,7 @@ from hal_engine.api import (
     TokenEvent,
     TokenLogprob,
 )
+from hal_engine.tokenizer_errors import PromptTooLongError
 
 ANSWER = "Déjà vu: the quick brown fox jumps over the lazy dog. "
 BOS, EOS, VOCAB_SIZE = 256, 257, 300
@@ -41,6 +42,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode("utf-8"))
 
+    def least_tokens(self, text: str) -> int:
+        return len(text)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return b"".join(self.token_bytes(i) for i in token_ids).decode("utf-8", "replace")
 
@@ -53,10 +57,13 @@ class FakeTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
         if "!template" in text:
             raise ValueError("roles must alternate")
+        if most_tokens is not None and self.least_tokens(text) > most_tokens:
+            raise PromptTooLongError(self.least_tokens(text), most_tokens)
         return [BOS, *text.encode("utf-8")]
 
     def close(self) -> None:
@@ -225,6 +232,7 @@ class FakeEngine:
             generated_tokens=self.tokens_sent,
             preemptions=2,
             steps=self.tokens_sent,
+            replayed_steps=self.tokens_sent // 2,
         )
 
     def op_calls(self) -> Sequence[OpCallCount]:

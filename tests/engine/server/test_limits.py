@@ -245,6 +245,36 @@ def test_slow_reader_gets_everything(start_server: Any, fake: Any) -> None:
     assert "".join(texts) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("completions", "prompt"), ("embeddings", "input"), ("chat/completions", "messages")],
+)
+def test_a_text_that_is_surely_too_long_is_not_tokenised(
+    start_server: Any, fake: Any, assert_api_error: Any, path: str, field: str
+) -> None:
+    engine = fake.FakeEngine()
+    tokenised: list[int] = []
+
+    def encode(text: str, **_: Any) -> list[int]:
+        tokenised.append(len(text))
+        return [1] * len(text)
+
+    engine.tokenizer.encode = encode
+    server = start_server(engine)
+    body = {"model": "fake/model"}
+    with server.http() as http:
+        for length in (3 * 2**20, engine.max_model_len + 1):
+            text = "x" * length
+            value: Any = [{"role": "user", "content": text}] if field == "messages" else text
+            error = assert_api_error(http.post(f"/v1/{path}", json={**body, field: value}), 400)
+            assert error["code"] == "context_length_exceeded"
+            assert error["param"] == field
+            assert "at least" in error["message"]
+            assert int(error["message"].partition("at least ")[2].split()[0]) >= length
+    assert not tokenised
+    assert not engine.requests
+
+
 def test_queue_bound(start_server: Any, fake: Any, assert_api_error: Any) -> None:
     """Two hundred at once against a bound of four: all are answered, with 200 or 429."""
     import threading
