@@ -10,10 +10,11 @@ from hal.ops.collective import CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import DTYPE_BYTES
 from hal.reasons import Reason, ReasonKind
-from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.collective.layout import Algorithm
 
 MOST_NORM_WIDTH = 8192
+_ADDED = "bfloat16"
 _KERNELS: Mapping[Algorithm, str] = MappingProxyType(
     {
         "one_shot": "collective.all_reduce_one_shot",
@@ -31,7 +32,11 @@ def not_supported_reasons(
     part = request.width
     if algorithm == "reduce_scatter":
         part //= request.world_size
-    reasons = evidence_reasons(_KERNELS[algorithm], device, dtype="")
+    kernel = _KERNELS[algorithm]
+    if algorithm == "all_gather":  # moves rows of any dtype, which the others add
+        reasons = evidence_reasons(kernel, device, dtype=request.dtype)
+    else:
+        reasons = _dtype_reasons(kernel, request) or evidence_reasons(kernel, device, dtype="")
     return [*reasons, *_width_reasons(request, part)]
 
 
@@ -39,8 +44,9 @@ def norm_not_supported_reasons(
     request: AllReduceNormRequest, device: DeviceSpec
 ) -> Sequence[Reason]:
     """Empty if the kernel that norms the sum as well serves. A row is one tile of it."""
+    kernel = "collective.all_reduce_norm"
     reasons = [
-        *evidence_reasons("collective.all_reduce_norm", device, dtype=""),
+        *(_dtype_reasons(kernel, request) or evidence_reasons(kernel, device, dtype="")),
         *_width_reasons(request, request.width),
     ]
     if request.width > MOST_NORM_WIDTH:
@@ -53,6 +59,13 @@ def norm_not_supported_reasons(
             )
         )
     return reasons
+
+
+def _dtype_reasons(kernel: str, request: CollectiveRequest) -> list[Reason]:
+    """Of a kernel that adds: sums are compiled of one dtype."""
+    if request.dtype == _ADDED:
+        return []
+    return [not_written(kernel, "dtype", _ADDED, request.dtype)]
 
 
 def _width_reasons(request: CollectiveRequest, part: int) -> list[Reason]:

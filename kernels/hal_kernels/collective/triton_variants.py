@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.collective.layout import BLOCK, WIRE_GROUP, norm_warps, num_warps
@@ -28,12 +29,14 @@ def _variant(
     divisible: Sequence[str],
     constants: dict[str, Any],
     num_warps: int,
+    *,
+    dtype: str = "",
 ) -> KernelVariant:
     scalars = {"rank": "i32", "max_polls": "i32", **dict.fromkeys(_OFFSETS, "i32"), **scalars}
     return KernelVariant(
-        dtype="",
+        dtype=dtype,
         config=config,
-        pointers={**dict.fromkeys(tensors, "bfloat16"), **_COMMON},
+        pointers={**dict.fromkeys(tensors, dtype or "bfloat16"), **_COMMON},
         scalars=scalars,
         divisible=frozenset({*_OFFSETS, *divisible}),
         constants=constants,
@@ -109,7 +112,9 @@ def _all_gather(target: Target) -> Sequence[KernelVariant]:
             ("part_width",),
             _constants(target, world, is_push, None),
             num_warps(target.warp_size),
+            dtype=dtype,
         )
+        for dtype in ACTIVATION_DTYPES
         for world in (8,)
         for is_push in (True, False)
     )

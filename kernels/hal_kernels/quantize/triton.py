@@ -10,9 +10,7 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.quantize import QuantizeRequest
 from hal_kernels.quantize.triton_kernels import _quantize_fp4_kernel, _quantize_groups_kernel
-from hal_kernels.quantize.triton_variants import FP4, LARGEST
-
-_PROGRAM_VALUES = 2048  # of one program: 16 a thread at 4 warps
+from hal_kernels.quantize.triton_variants import FP4, LARGEST, group_block, launch_warps
 
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -25,7 +23,7 @@ def bind_quantize_groups(*, group: int, out_dtype: str, is_ue8m0: bool) -> Quant
         rows, width = x.shape
         size = group or triton.next_power_of_2(width)
         groups = -(-width // size)
-        block = max(1, min(_PROGRAM_VALUES // size, triton.next_power_of_2(groups)))
+        block = group_block(size, groups)
         y = torch.empty((rows, width), dtype=dtype, device=x.device)
         scale_dtype = torch.uint8 if is_ue8m0 else torch.float32
         scale = torch.empty((rows, groups), dtype=scale_dtype, device=x.device)
@@ -34,6 +32,7 @@ def bind_quantize_groups(*, group: int, out_dtype: str, is_ue8m0: bool) -> Quant
                 x, y, scale, x.stride(0), y.stride(0), width, groups,
                 GROUP=size, BLOCK_G=block, LARGEST=LARGEST[out_dtype],
                 IS_INTEGER=out_dtype == "int8", IS_UE8M0=is_ue8m0,
+                num_warps=launch_warps(size, block),
             )  # fmt: skip
         return y, scale
 
@@ -46,7 +45,7 @@ def bind_quantize_fp4(*, group: int, is_ue8m0: bool) -> Quantizer:
     def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows, width = x.shape
         groups = width // group
-        block = max(1, min(_PROGRAM_VALUES // group, triton.next_power_of_2(groups)))
+        block = group_block(group, groups)
         y = torch.empty((rows, width // 2), dtype=torch.uint8, device=x.device)
         scale = torch.empty((rows, groups), dtype=torch.uint8, device=x.device)
         if rows:

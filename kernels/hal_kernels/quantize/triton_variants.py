@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -11,47 +12,82 @@ LARGEST = {"int8": 127.0, "fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0}
 FP4 = ("mxfp4", "nvfp4")
 
 
+# Name in a configuration -> most values of a group; rows are one group, padded.
+GROUPS = {"g32": 32, "g128": 128, "row": 8192, "wide-row": 32768}
+_PROGRAM_VALUES = 2048  # of one program, where a group has no more: 16 a thread at 4 warps
+
+
+def group_block(group: int, groups: int) -> int:
+    """Groups of a program, for rows of so many groups of that many values each."""
+    return max(1, min(_PROGRAM_VALUES // group, 1 << (groups - 1).bit_length()))
+
+
+def launch_warps(group: int, block: int) -> int:
+    """Of a program of so many groups."""
+    values = group * block
+    return 4 if values <= _PROGRAM_VALUES else 8 if values <= GROUPS["row"] else 16
+
+
+def eight_bits(target: Target) -> tuple[str, ...]:
+    """What the architecture's values are rounded to. NVIDIA's converts to FP8 from sm_89 on; AMD's
+    compiler converts to both kinds everywhere, bit by bit where there is no instruction."""
+    if target.arch == "sm_80":
+        return ("int8",)
+    both = dict.fromkeys((target.fp8_dtype, "fp8_e4m3fn"))
+    return ("int8", *both)
+
+
 def _quantize(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        KernelVariant(
-            dtype="",
-            config=config,
-            pointers={
-                "x_RK_ptr": "bfloat16",
-                "y_RK_ptr": out,
-                "scale_RG_ptr": "uint8" if is_ue8m0 else "float32",
-            },
-            scalars=dict.fromkeys(("stride_x", "stride_y", "K", "num_groups"), "i32"),
-            divisible=frozenset({"stride_x", "stride_y", "K"}),
-            constants={
-                "GROUP": group,
-                "BLOCK_G": 2048 // group,
-                "LARGEST": LARGEST[out],
-                "IS_INTEGER": out == "int8",
-                "IS_UE8M0": is_ue8m0,
-            },
-        )
-        for config, out, group, is_ue8m0 in (
-            ("fp8-g128", target.fp8_dtype, 128, False),
-            ("fp8-g128-ue8m0", target.fp8_dtype, 128, True),
-            ("fp8-g32-ue8m0", target.fp8_dtype, 32, True),
-            ("int8-g128", "int8", 128, False),
-        )
-        # Without FP8 in the instruction set Triton does not convert to it on NVIDIA.
-        if out == "int8" or target.arch != "sm_80"
+        _variant(dtype, out, name, is_ue8m0=is_ue8m0)
+        for dtype in ACTIVATION_DTYPES
+        for out in eight_bits(target)
+        for name in GROUPS
+        for is_ue8m0 in (False, True)
+        # A row has one scale, and integers have float32 scales.
+        if not is_ue8m0 or (name in ("g32", "g128") and out != "int8")
+    )
+
+
+def _variant(dtype: str, out: str, name: str, *, is_ue8m0: bool) -> KernelVariant:
+    group = GROUPS[name]
+    block = group_block(group, 1 << 16)
+    return KernelVariant(
+        dtype=dtype,
+        config=f"{out}-{name}{'-ue8m0' if is_ue8m0 else ''}",
+        pointers={
+            "x_RK_ptr": dtype,
+            "y_RK_ptr": out,
+            "scale_RG_ptr": "uint8" if is_ue8m0 else "float32",
+        },
+        scalars=dict.fromkeys(("stride_x", "stride_y", "K", "num_groups"), "i32"),
+        divisible=frozenset({"stride_x", "stride_y", "K"}),
+        constants={
+            "GROUP": group,
+            "BLOCK_G": block,
+            "LARGEST": LARGEST[out],
+            "IS_INTEGER": out == "int8",
+            "IS_UE8M0": is_ue8m0,
+        },
+        num_warps=launch_warps(group, block),
     )
 
 
 def _fp4(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=config,
-            pointers={"x_RK_ptr": "bfloat16", "y_RB_ptr": "uint8", "scale_RG_ptr": "uint8"},
+            pointers={"x_RK_ptr": dtype, "y_RB_ptr": "uint8", "scale_RG_ptr": "uint8"},
             scalars=dict.fromkeys(("stride_x", "K", "num_groups"), "i32"),
             divisible=frozenset({"stride_x", "K"}),
-            constants={"GROUP": group, "BLOCK_G": 2048 // group, "IS_UE8M0": is_ue8m0},
+            constants={
+                "GROUP": group,
+                "BLOCK_G": group_block(group, 1 << 16),
+                "IS_UE8M0": is_ue8m0,
+            },
         )
+        for dtype in ACTIVATION_DTYPES
         for config, group, is_ue8m0 in (("mxfp4", 32, True), ("nvfp4", 16, False))
     )
 

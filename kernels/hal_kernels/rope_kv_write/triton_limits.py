@@ -8,8 +8,8 @@ from hal.device import DeviceSpec
 from hal.ops.rope_kv_write import RopeKvWriteRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons
-from hal_kernels.rope_kv_write.triton_variants import NO_FP8
+from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.rope_kv_write.triton_variants import DTYPES, NO_FP8
 
 _KERNEL = "rope_kv_write.pass"
 
@@ -23,8 +23,8 @@ def not_supported_reasons(
     """Empty if it serves. The machine code judged is that of the nearest head size."""
     rounded = _rounded_dtype(device.arch)
     config = f"d{64 if request.head_dim <= 64 else 128}{'-norm' if request.has_qk_norm else ''}"
-    if request.dtype == "float16":
-        config += "-fp16"
+    if request.dtype not in DTYPES:
+        return [not_written(_KERNEL, "dtype", " or ".join(DTYPES), request.dtype)]
     reasons: list[Reason] = []
     if request.kv_dtype != request.dtype:
         config += "-fp8"
@@ -38,7 +38,7 @@ def not_supported_reasons(
                 )
             )
             return reasons
-    return evidence_reasons(_KERNEL, device, dtype="", config=config, allowed=allowed)
+    return evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed)
 
 
 def _rounded_dtype(arch: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
+DTYPES = ("bfloat16", "float16")  # of activations
 # Triton does not convert to e4m3 on these.
 NO_FP8 = ("sm_80", "gfx90a", "gfx1100")
 VALUE_BLOCK = 1024  # values of v of a program: 16 bytes for each of 128 threads
@@ -27,17 +28,16 @@ def _power_of_two(value: int) -> int:
 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
-    caches = {"": ("bfloat16", "bfloat16"), "-fp16": ("float16", "float16")}
+    caches = [(dtype, dtype, "") for dtype in DTYPES]
     if target.arch not in NO_FP8:
-        caches["-fp8"] = "bfloat16", target.fp8_dtype
-        caches["-fp16-fp8"] = "float16", target.fp8_dtype
+        caches += [(dtype, target.fp8_dtype, "-fp8") for dtype in DTYPES]
     return tuple(
         _variant(
             target, f"d{head_dim}{'-norm' if norm else ''}{suffix}", head_dim, norm, dtype, cache
         )
         for head_dim in (64, 128)
         for norm in (False, True)
-        for suffix, (dtype, cache) in caches.items()
+        for dtype, cache, suffix in caches
     )
 
 
@@ -46,7 +46,7 @@ def _variant(
 ) -> KernelVariant:
     block_r, block_p, block_h = launch_blocks(head_dim, head_dim, 32, target.warp_size)
     return KernelVariant(
-        dtype="",
+        dtype=dtype,
         config=config,
         pointers={
             "q_THD_ptr": dtype,
