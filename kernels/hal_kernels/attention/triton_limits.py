@@ -13,6 +13,7 @@ from hal_kernels.attention.triton_variants import form_of
 
 MAX_HEAD_DIM = 256
 _DTYPES = ("bfloat16", "float16")
+_MOST_GROUP = 16  # query heads of a cached head: what the evidence of a decode is of
 
 
 def not_supported_reasons(
@@ -34,6 +35,16 @@ def not_supported_reasons(
                 what="head_dim",
                 required=f"at most {MAX_HEAD_DIM}",
                 found=str(widest),
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    group = request.num_heads // request.num_kv_heads
+    if request.phase == "decode" and group > _MOST_GROUP:
+        return [
+            Reason(
+                what="query heads of a KV head",
+                required=f"at most {_MOST_GROUP} in a decode, which are what its programs hold",
+                found=str(group),
                 kind=ReasonKind.ARGUMENT,
             )
         ]

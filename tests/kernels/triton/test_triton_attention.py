@@ -11,6 +11,9 @@ import torch
 import hal_kernels.attention.triton as triton_attention
 from gpu_devices import gpu
 from hal.ops.attention import AttentionRequest, reference
+from hal_kernels.aot.catalogue import CATALOGUE
+from hal_kernels.aot.targets import TARGETS
+from hal_kernels.attention.triton_limits import not_supported_reasons
 
 TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-9}
 SHAPES = {
@@ -93,6 +96,17 @@ def test_decode(
 ) -> None:
     lengths = [(1, 1), (17, 1), (512, 1), (530, 1)]  # one and two splits
     check(attention_cases, shape, dtype, lengths, **fields)
+
+
+def test_more_heads_a_cached_head_than_a_decode_is_compiled_for_are_refused() -> None:
+    def found(phase: str, heads: int) -> list[str]:
+        request = request_of("gqa3-d64", phase, "bfloat16", num_heads=heads, num_kv_heads=2)
+        return [reason.found for reason in not_supported_reasons(request, gpu("sm_90"))]
+
+    assert found("decode", 34) == ["17"]
+    assert found("decode", 32) == found("prefill", 34) == []
+    for variant in CATALOGUE["attention.decode"].variants(TARGETS[0]):  # all that is launched
+        assert variant.constants["BLOCK_H"] == 16
 
 
 def test_attention_that_is_not_causal(attention_cases: SimpleNamespace) -> None:
