@@ -20,6 +20,7 @@ from hal_engine.config import ModelConfig, load_model_config
 from hal_engine.device_choice import present_device
 from hal_engine.group_link import link_of_group
 from hal_engine.models.accounting import kv_bytes_per_sequence, kv_bytes_per_token, kv_copies
+from hal_engine.models.device_formats import with_fp8_of
 from hal_engine.models.joined_sites import model_joins
 from hal_engine.models.site_parts import HOST_LINK
 from hal_engine.models.sites import model_sites
@@ -90,7 +91,9 @@ def plan_model(
         block_size=options.block_size,
         attends_sparsely=not is_dense,
     )
-    sites = model_sites(config, precision, limits, options.tp, link or HOST_LINK)
+    sites = with_fp8_of(
+        model_sites(config, precision, limits, options.tp, link or HOST_LINK), device
+    )
     notes = [
         *precision.notes,
         *model_notes(config, options.tp),

@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 
 from absent_plans import plan, profile
+from hal.ops.fused_gemm import FusedGemmRequest
+from hal.ops.quantize import QuantizeRequest
 from hal.plan import PlannedOp
 from hal.reasons import ReasonKind
 from hal.tiers import Tier
@@ -57,6 +59,38 @@ def test_every_op_is_native_or_says_what_better_ones_lack(model: str, device: st
     assert found.memory is not None
     if found.memory.weight_bytes > found.memory.memory_bytes:
         assert found.memory.kv_tokens == 0
+
+
+@pytest.mark.parametrize(("device", "tp"), GROUPS, ids=lambda value: str(value))
+def test_a_projection_per_group_has_a_native_product(device: str, tp: int) -> None:
+    """Of V4.1, whose rows stay in 16 bits while the weight has blocks of FP8."""
+    found = plan("deepseek-v4.1-flash", profile(device), tp)
+    products = [op for op in found.ops if op.site.site == "layers.*.o_a_proj"]
+    assert products
+    assert {op.decision.choice.tier for op in products} == {Tier.NATIVE}
+
+
+@pytest.mark.parametrize(
+    ("device", "element"), [("mi300x", "fp8_e4m3fnuz"), ("h200-sxm", "fp8_e4m3fn")]
+)
+def test_rows_are_rounded_to_the_fp8_that_the_device_multiplies(device: str, element: str) -> None:
+    """So that a product's store can round for the next one, which no other encoding allows."""
+    found = plan("deepseek-v4.1-flash", profile(device), 8)
+    rounded = {
+        op.site.site: op.site.request.out_dtype
+        for op in found.ops
+        if isinstance(op.site.request, QuantizeRequest)
+    }
+    # The indexer's queries meet keys that are cached in e4m3fn on every device.
+    assert rounded.pop("layers.*.indexer.q_quantize") == "fp8_e4m3fn"
+    assert len(rounded) > 5
+    assert set(rounded.values()) == {element}
+    stored = [op for op in found.ops if op.site.site == "layers.*.shared.gate_up_quantize"]
+    assert stored
+    for op in stored:
+        assert isinstance(op.site.request, FusedGemmRequest)
+        assert op.site.request.out_dtype == element
+        assert op.decision.choice.tier is Tier.NATIVE
 
 
 def test_an_op_without_a_reason_is_found() -> None:
