@@ -20,7 +20,7 @@ from hal_kernels.attention.triton_variants import (
     decode_tiles,
     tiles_of_form,
 )
-from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 
@@ -107,6 +107,7 @@ def _prefill_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> F
         programs=programs,
         steps=steps,
         step_bytes=4 * n * width,
+        ahead=ONE_AHEAD,
         flops=4.0 * programs * steps * m * n * width,
         needed_flops=4.0 * shape.rows * heads * min(keys, seen) * wide,
         memory_bytes=4.0 * keys * shape.size("kv_heads") * wide + 4.0 * shape.rows * heads * wide,
@@ -126,6 +127,7 @@ def _decode_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Fo
         programs=programs,
         steps=steps,
         step_bytes=4 * n * width,
+        ahead=ONE_AHEAD,
         flops=4.0 * programs * steps * rows * n * width,
         needed_flops=4.0 * shape.rows * group * kv_heads * keys * wide,
         memory_bytes=4.0 * shape.rows * keys * kv_heads * wide + parts,
