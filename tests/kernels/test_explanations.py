@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from hal.errors import SettingsError
+from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.evidence import Evidence, stored_evidence
+from hal_kernels.aot.evidence_tables import print_overview
 from hal_kernels.aot.explanations import Explanation, explanations, find_explanation
+from hal_kernels.aot.targets import find_target
 from hal_kernels.located_documents import read_document
 
 
@@ -37,6 +40,18 @@ def test_what_spills_is_said_whatever_the_tier() -> None:
             said = re.search(r"up to (\d+) words of a thread spill", reason.text)
             assert said is not None, reason.text
             assert variant.spills <= int(said[1]), f"{stored.kernel}: {variant.spills} words"
+
+
+def test_the_overview_says_what_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    spilling = [
+        (stored.kernel, stored.target)
+        for stored in stored_evidence()
+        if any(v.spills and v.tier == "emulated" for v in stored.variants)
+    ]
+    assert spilling
+    for kernel, target in spilling:
+        print_overview([find_kernel(kernel)], [find_target(target)])
+        assert "of them spill" in capsys.readouterr().out, (kernel, target)
 
 
 def test_a_reason_covers_its_kernels_targets_dtypes_and_tier_only() -> None:

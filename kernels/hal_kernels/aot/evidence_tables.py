@@ -36,9 +36,15 @@ def stored(
 
 
 def summary(found: KernelEvidence) -> str:
-    """How many variants are of which tier."""
+    """How many variants are of which tier, and how many spill where their tier does not say so."""
     tiers = [variant.tier for variant in found.variants]
-    return ", ".join(f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers))
+    parts = [f"{tiers.count(tier)} {tier}" for tier in dict.fromkeys(tiers)]
+    return ", ".join([*parts, *_spilling(found)])
+
+
+def _spilling(found: KernelEvidence) -> list[str]:
+    spilling = sum(variant.spills > 0 and variant.tier != "spilled" for variant in found.variants)
+    return [f"{spilling} of them spill"] if spilling else []
 
 
 def print_overview(
@@ -50,12 +56,13 @@ def print_overview(
         archs: dict[str, list[str]] = {}
         for found in stored([kernel], targets, store):
             tiers = {variant.tier for variant in found.variants}
-            text = f"all {tiers.pop()}" if len(tiers) == 1 else summary(found)
+            whole = [f"all {tiers.pop()}", *_spilling(found)] if len(tiers) == 1 else []
+            text = ", ".join(whole) or summary(found)
             archs.setdefault(text, []).append(found.target)
-        whole = sorted(archs.items(), key=lambda item: not item[0].startswith("all"))
-        told = "; ".join(f"{text}: {' '.join(names)}" for text, names in whole)
+        sorted_archs = sorted(archs.items(), key=lambda item: not item[0].startswith("all"))
+        told = "; ".join(f"{text}: {' '.join(names)}" for text, names in sorted_archs)
         if len(archs) == 1:
-            ((text, names),) = whole
+            ((text, names),) = sorted_archs
             told = f"{text} on {'all' if len(names) == len(targets) else ''} {len(names)} targets"
         rows.append((kernel.name, " ".join(told.split()) or "no evidence"))
     print_table(("kernel", "what its machine code proves"), rows, whole=("kernel",))
