@@ -113,7 +113,6 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     steps: int
-    replayed_steps: int  # of them, those that ran as one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
