@@ -18,6 +18,11 @@ from hal.plan import Plan
 from hal_engine.cli.plan_table import say
 
 _BASIS_STYLES = {"measured": "green", "modelled": "cyan", "default": "yellow", "fixed": ""}
+_BESTS = {
+    "measured": "; none was measured faster",
+    "modelled": "; none faster by the model",
+    "default": "; none faster by the model",
+}
 
 
 @dataclass(slots=True)
@@ -47,12 +52,12 @@ def print_kernels(plan: Plan, console: Console) -> None:
             _configuration(row),
         )
     console.print(table)
-    if any(row.use.basis == "default" for row in rows):
+    if any(row.use.basis in ("default", "modelled") for row in rows):
         say(
             console,
-            "A default is not tuned for this device: what it may lose at most is estimated by a "
-            "model, of the call site that loses most. `hal kernels tune` measures, or ranks by the "
-            "model.",
+            "A default is not tuned for this device, and a modelled configuration was never "
+            "measured on one: what it may lose at most is estimated by a model, of the call site "
+            "that loses most. `hal kernels tune` measures, or ranks by the model.",
             "dim",
         )
 
@@ -87,7 +92,7 @@ def _configuration(row: _Row) -> Text:
     text.append(f" {use.configuration} for {number} class{'es' * (number > 1)}")
     if row.worst is not None:
         share, where = row.worst
-        text.append(f"; may lose {share:.0%}" if share >= 0.005 else "; loses nothing")
+        text.append(f"; may lose {share:.0%}" if share >= 0.005 else _BESTS.get(use.basis, ""))
         if share >= 0.005:
             text.append(f" ({where})", style="dim")
     elif row.unknown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,9 +121,12 @@ def test_code_is_told_in_a_line(fields: dict[str, Any], brief: str) -> None:
     assert Evidence(target="sm_90", dtype="", config="", **fields).brief() == brief
 
 
-def test_a_plan_lists_the_kernels_of_both_ends_of_a_range() -> None:
+def test_a_plan_lists_the_kernels_of_both_ends_of_a_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from absent_plans import plan, profile
 
+    monkeypatch.setattr("hal_kernels.tuning.store.PACKAGED", tmp_path / "none")
     found = plan("qwen3-30b-a3b", profile("h200-sxm"), 1)
     op = next(o for o in found.ops if any(u.shape for u in planned_uses(o)))
     assert op.tokens.low < op.tokens.high
