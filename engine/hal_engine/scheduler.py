@@ -1,8 +1,9 @@
 """Which tokens run in the next step.
 
-Continuous batching, first come first served. Each step takes every decoding sequence first, then
-spends what is left of `max_num_batched_tokens` on prompts, in chunks: a long prompt can make a step
-longer by a bounded amount, never hold decoding up.
+Continuous batching. Each step takes every decoding sequence first, then spends what is left of
+`max_num_batched_tokens` on prompts in the order of their arrival, in chunks: a long prompt can make
+a step longer by a bounded amount, never hold decoding up, and leaves room for those behind it
+(`prompt_budget`).
 
 Blocks: a sequence is admitted when all its known tokens fit, and grows one block at a time. When a
 grower finds no block, the *youngest* running sequence loses its blocks and is recomputed later from
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 
 from hal_engine.batch import Batch, LogitsWanted, ScheduledSequence
 from hal_engine.kv_cache import BlockPool
+from hal_engine.prompt_budget import PromptBudget, PromptChunk
 from hal_engine.sequence import LiveSequence, Status
 
 
@@ -126,13 +128,7 @@ class Scheduler:
         """The next step, or None if there is nothing to run."""
         step = Step()
         preempted = self._schedule_decode(step)
-        budget = self.config.max_num_batched_tokens - len(step.decode)
-        rows = self.config.max_prompt_logits_rows
-        for seq in self.running:
-            if seq.status is Status.PREFILL and budget > 0:
-                budget, rows = self._schedule_chunk(step, seq, budget, rows)
-        while not preempted and budget > 0 and self._admit_head():
-            budget, rows = self._schedule_chunk(step, self.running[-1], budget, rows)
+        self._schedule_prompts(step, admits=not preempted)
         return step if step.decode or step.prefill else None
 
     def _schedule_decode(self, step: Step) -> bool:
@@ -183,30 +179,39 @@ class Scheduler:
         seq.num_computed = 0
         seq.num_registered_blocks = 0
 
-    def _schedule_chunk(
-        self, step: Step, seq: LiveSequence, budget: int, rows: int
-    ) -> tuple[int, int]:
-        """Adds the next chunk of a prompt; returns what is left of both budgets."""
-        start = seq.num_computed
-        count = min(len(seq.token_ids) - start, budget)
-        wanted: LogitsWanted
-        if seq.wants_prompt_rows:
-            count = min(count, rows)
-            if count == 0:
-                return budget, rows
-            rows -= count
-            wanted = "all"
-        else:
-            wanted = "last" if start + count == len(seq.token_ids) else "none"
-        chunk = seq.token_ids[start : start + count]
-        step.batch.prefill.append(
-            ScheduledSequence(seq.seq_id, chunk, start, seq.block_ids, wanted)
-        )
-        step.prefill.append(seq)
+    def _schedule_prompts(self, step: Step, admits: bool) -> None:
+        """Adds chunks of prompts, oldest first. See `prompt_budget`."""
+        tokens = self.config.max_num_batched_tokens - len(step.decode)
+        budget = PromptBudget(tokens, self.config.max_prompt_logits_rows)
+        chunks: list[PromptChunk] = []
+        for seq in [seq for seq in self.running if seq.status is Status.PREFILL]:
+            self._take(chunks, seq, budget)
+        while admits and budget.tokens > 0 and self._admit_head():
+            self._take(chunks, self.running[-1], budget)
+        for chunk in chunks:  # what was left for others, and none came
+            chunk.grow(budget, is_shared=False)
+            if chunk.count:
+                self._add_chunk(step, chunk)
+
+    def _take(self, chunks: list[PromptChunk], seq: LiveSequence, budget: PromptBudget) -> None:
+        chunk = PromptChunk(seq, seq.num_computed)
+        chunk.grow(budget, is_shared=True)
+        chunks.append(chunk)
         # Named before they are computed, so that a prompt admitted into this very step shares them:
         # a runner writes a layer's keys and values of the whole batch before anything reads them.
-        self._register_blocks(seq, start + count)
-        return budget - count, rows
+        self._register_blocks(seq, chunk.start + chunk.count)
+
+    def _add_chunk(self, step: Step, chunk: PromptChunk) -> None:
+        seq, end = chunk.sequence, chunk.start + chunk.count
+        wanted: LogitsWanted = "last" if end == len(seq.token_ids) else "none"
+        if seq.wants_prompt_rows:
+            wanted = "all"
+        tokens = seq.token_ids[chunk.start : end]
+        step.batch.prefill.append(
+            ScheduledSequence(seq.seq_id, tokens, chunk.start, seq.block_ids, wanted)
+        )
+        step.prefill.append(seq)
+        self._register_blocks(seq, end)
 
     def _admit_head(self) -> bool:
         """Moves the head of the queue to `running` if it fits; it alone may be admitted next."""
@@ -219,6 +224,8 @@ class Scheduler:
             if head == seq.seq_id and pool.num_available <= available:
                 return False
         hits = self._cached_prefix(seq)
+        if self._is_computed_by_another(seq, len(hits)):
+            return False
         missing = pool.num_blocks_for(len(seq.token_ids)) - len(hits)
         # Each running sequence may need a block soon: admitting into that reserve would preempt.
         reserve = len(self.running)
@@ -247,6 +254,17 @@ class Scheduler:
         self.pool.extend_hashes(seq.block_hashes, seq.token_ids)
         most = (len(seq.token_ids) - 1) // self.pool.block_size
         return self.pool.lookup(seq.block_hashes[:most], seq.token_ids)
+
+    def _is_computed_by_another(self, seq: LiveSequence, index: int) -> bool:
+        """Whether an older prompt is on its way to the block that `seq` would have to begin with:
+        then it waits, and shares it."""
+        if seq.wants_prompt_rows or index >= (len(seq.token_ids) - 1) // self.pool.block_size:
+            return False
+        wanted = seq.block_hashes[index : index + 1]
+        return bool(wanted) and any(
+            other.status is Status.PREFILL and other.block_hashes[index : index + 1] == wanted
+            for other in self.running
+        )
 
     def advance(self, step: Step) -> None:
         """Records that the step's tokens are in the KV cache. Call before appending new tokens."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hal_engine import prompt_budget
 from hal_engine.api import RequestRefusedError, TokenEvent
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.engine_core import EngineCore
@@ -141,6 +142,119 @@ def test_first_come_first_served(harness: Make, make_request: Any) -> None:
         bench.submit(make_request(f"prompt {i}", f"{i}", max_tokens=10))
     bench.run()
     assert list(bench.last) == [f"{i}" for i in range(6)]
+
+
+LONG = {"max_model_len": 5000, "num_blocks": 3000}
+
+
+def unlike(rng: random.Random, *lengths: int) -> list[list[int]]:
+    """Prompts that share nothing."""
+    return [[i, *(rng.randrange(256) for _ in range(n - 1))] for i, n in enumerate(lengths)]
+
+
+def chunks_of(bench: Harness, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+    """Of each step from now on: prompt tokens by sequence."""
+    seen: list[dict[int, int]] = []
+    execute = bench.runner.execute
+
+    def noting(batch: Batch) -> Any:
+        seen.append({entry.seq_id: len(entry.token_ids) for entry in batch.prefill})
+        return execute(batch)
+
+    monkeypatch.setattr(bench.runner, "execute", noting)
+    return seen
+
+
+def test_a_short_prompt_is_not_held_up_by_a_long_one(
+    harness: Make, make_request: Any, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, *short = unlike(random.Random(3), 2000, 100, 100, 100, 100)
+    bench = harness(LONG, max_num_batched_tokens=512)
+    seen = chunks_of(bench, monkeypatch)
+    bench.submit(make_request(long, "long", max_tokens=4))
+    for i, prompt in enumerate(short):
+        bench.submit(make_request(prompt, f"{i}", max_tokens=4))
+    bench.step()
+    assert seen[-1] == {1: 256, 2: 100, 3: 100, 4: 56}
+    assert [len(bench.tokens[f"{i}"]) for i in range(4)] == [1, 1, 0, 0]
+    bench.step()
+    # Two decode; the fourth has the rest; what nobody else wants goes to the long one.
+    assert seen[-1] == {1: 510 - 44 - 100, 4: 44, 5: 100}
+    assert [len(bench.tokens[f"{i}"]) for i in range(4)] == [2, 2, 1, 1]
+    bench.step()
+    assert seen[-1] == {1: 512 - 4}
+    bench.run()
+    assert bench.tokens["long"] == oracle(long, 4)
+    assert [bench.tokens[f"{i}"] for i in range(4)] == [oracle(prompt, 4) for prompt in short]
+
+
+def test_equal_prompts_take_turns_as_they_came(
+    harness: Make, make_request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where halves would only divide what fits whole, the first come is served first."""
+    bench = harness(LONG, max_num_batched_tokens=512, max_num_seqs=16)
+    seen = chunks_of(bench, monkeypatch)
+    for i, prompt in enumerate(unlike(random.Random(4), *[128] * 16)):
+        bench.submit(make_request(prompt, f"{i}", max_tokens=20))
+    for _ in range(5):
+        bench.step()
+    assert [list(step.values()) for step in seen] == [
+        [128, 128, 128, 128],
+        [128, 128, 128, 124],
+        [4, 128, 128, 128, 117],
+        [11, 128, 128, 128, 106],
+        [22],
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_token_of_a_step_is_left_over_and_the_oldest_prompt_has_half(
+    harness: Make, make_request: Any, oracle: Any, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    lengths = [rng.choice([50, 150, 700, 1500]) + rng.randrange(50) for _ in range(14)]
+    asked = unlike(rng, *lengths)
+    bench = harness(LONG, max_num_batched_tokens=256, max_num_seqs=8)
+    seen = chunks_of(bench, monkeypatch)
+    scheduler = bench.core.scheduler
+    todo = list(enumerate(asked))
+    while todo or bench.core.has_work:
+        for _ in range(rng.randrange(3)):
+            if todo:
+                i, prompt = todo.pop(0)
+                bench.submit(make_request(prompt, f"{i}", max_tokens=5))
+        lacking = {
+            seq.seq_id: len(seq.token_ids) - seq.num_computed
+            for seq in [*scheduler.running, *scheduler.waiting]
+            if seq.status is not Status.DECODE
+        }
+        if not bench.core.has_work:
+            continue
+        seats = 8 - len(scheduler.running)
+        bench.step()
+        decoding, _, tokens = bench.runner.batches[-1]
+        budget = 256 - decoding
+        if lacking:
+            oldest = min(lacking)
+            assert seen[-1][oldest] >= min(lacking[oldest], budget // 2)
+        if seats >= len(lacking):  # none waits for a seat
+            assert tokens - decoding == min(budget, sum(lacking.values()))
+    assert bench.tokens == {f"{i}": oracle(prompt, 5) for i, prompt in enumerate(asked)}
+
+
+def test_copies_wait_for_what_an_older_prompt_computes_and_share_it(
+    harness: Make, make_request: Any, oracle: Any
+) -> None:
+    """A long prompt leaves half of each step to others, but not to its own copies."""
+    (document,) = unlike(random.Random(6), 1600)
+    forks = {"a": document, "b": [*document, 7], "c": [*document[:1200], 8, 8], "d": [9, 9, 9]}
+    bench = harness(LONG, max_num_batched_tokens=512)
+    for name, ids in forks.items():
+        bench.submit(make_request(ids, name, max_tokens=3))
+    bench.run()
+    assert bench.tokens == {name: oracle(ids, 3) for name, ids in forks.items()}
+    computed = sum(tokens - decoding for decoding, _, tokens in bench.runner.batches)
+    assert computed == 1600 + 1 + 2 + 3
 
 
 def test_the_youngest_is_preempted_and_continues_where_it_was(
@@ -289,6 +403,20 @@ def test_any_traffic_ends_with_the_right_tokens_and_an_empty_cache(
     oracle: Any,
 ) -> None:
     rng = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(prompt_budget, "LEAST_SHARE", data.draw(st.integers(1, 30), "share"))
+        _any_traffic(data, seed, rng, fake_runner, byte_tokenizer, make_request, oracle)
+
+
+def _any_traffic(
+    data: st.DataObject,
+    seed: int,
+    rng: random.Random,
+    fake_runner: Any,
+    byte_tokenizer: Any,
+    make_request: Any,
+    oracle: Any,
+) -> None:
     size = data.draw(st.integers(1, 6), "block size")
     num_blocks = -(-45 // size) + data.draw(st.integers(0, 30), "blocks beyond one request")
     max_num_seqs = data.draw(st.integers(1, 6), "max_num_seqs")
