@@ -25,7 +25,6 @@ from hal_kernels.tuning.store import (
     code_hash,
     configuration_path,
     load_configurations,
-    save_configurations,
     triton_version,
 )
 from hal_kernels.tuning.trial_compiling import compile_trial
@@ -131,13 +130,22 @@ def package(device: str, tasks: list[TuningTask], store: Path) -> None:
             if e.shape in wanted and e.best() is not None
         ]
         path = configuration_path(PACKAGED, device, kernel)
-        save_configurations(
-            path,
-            ConfigurationFile(device=device, arch=found.arch, kernel=kernel, entries=entries),
-        )
+        whole = ConfigurationFile(device=device, arch=found.arch, kernel=kernel, entries=entries)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(a_line_an_entry(whole), encoding="utf-8")
         written.add(path)
     for path in set((PACKAGED / device).glob("*.json")) - written:
         path.unlink()
+
+
+def a_line_an_entry(document: ConfigurationFile) -> str:
+    """As JSON that shows a changed class as a changed line; what is as ever is left out."""
+    head = json.dumps(document.model_dump(by_alias=True, exclude={"entries"}), sort_keys=True)
+    lines = ",\n".join(
+        "  " + json.dumps(entry.model_dump(exclude_defaults=True), sort_keys=True)
+        for entry in document.entries
+    )
+    return f'{head[:-1]}, "entries": [\n{lines}\n]}}\n'
 
 
 def _trimmed(entry: ShapeEntry) -> ShapeEntry:

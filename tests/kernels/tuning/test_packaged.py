@@ -17,7 +17,7 @@ from hal_kernels.tuning.configuration_files import ConfigurationFile
 from hal_kernels.tuning.shapes import parse_shape
 from hal_kernels.tuning.store import PACKAGED, is_current, load_configurations
 from hal_kernels.tuning.tunable_kernels import TUNABLE
-from packaged_configurations import GROUPS, LARGE, SMALL
+from packaged_configurations import GROUPS, LARGE, SMALL, a_line_an_entry
 
 FILES = sorted(PACKAGED.glob("*/*.json"))
 DEVICES = {path.parent.name for path in FILES}
@@ -39,6 +39,7 @@ def test_a_file_is_of_a_known_device_and_of_classes_that_a_call_can_have(path: P
     found = document(path)
     spec, target = profiles()[found.device], find_target(found.arch)
     assert spec.arch == found.arch
+    assert path.read_text(encoding="utf-8") == a_line_an_entry(found), "as the script writes it"
     tunable = TUNABLE[found.kernel]
     assert [entry.shape for entry in found.entries] == sorted(e.shape for e in found.entries)
     for entry in found.entries:
