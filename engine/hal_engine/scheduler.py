@@ -262,7 +262,9 @@ class Scheduler:
             return False
         wanted = seq.block_hashes[index : index + 1]
         return bool(wanted) and any(
-            other.status is Status.PREFILL and other.block_hashes[index : index + 1] == wanted
+            other.status is Status.PREFILL
+            and other.num_registered_blocks <= index
+            and other.block_hashes[index : index + 1] == wanted
             for other in self.running
         )
 
