@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 
 import pytest
 
+from fresh_draws import fresh_seeds
 from hal.errors import SettingsError
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.cli import kernels_document
@@ -24,6 +26,7 @@ from hal_kernels.aot.narrow_loads import (
 )
 from hal_kernels.aot.targets import TARGETS, find_target
 from hal_kernels.located_documents import read_document
+from load_tiles import load_tiles, tiles_of
 
 CELL = Evidence(
     target="gfx942", dtype="", config="h1024-plain", tier="native", num_warps=4,
@@ -76,6 +79,33 @@ def test_a_tile_that_is_the_reason_is_smaller_than_16_bytes_a_thread() -> None:
         assert reason.tile_bytes < WIDE_BYTES * threads, told
         checked += 1
     assert checked > 100
+
+
+@pytest.mark.parametrize("seed", fresh_seeds(2, "narrow loads"))
+def test_a_program_reads_no_more_at_once_than_its_reason_says(seed: int) -> None:
+    """Of a reason and a variant that are drawn, by the compiler's intermediate code."""
+    chooser = random.Random(seed)
+    reason = chooser.choice([reason for reason in narrow_loads() if reason.tile_bytes])
+    covered = [(k, v) for k, v in narrow() if find_narrow_load(k, v) == reason]
+    kernel, found = chooser.choice(covered)
+    where = f"{kernel} {found.config} on {found.target}"
+    # Where weights alone are quantised, float16 is that of scales, which are read for each value.
+    scales = "f16" if kernel.endswith("weight_only") else ""
+    read = [size for size, kind in load_tiles(kernel, found.target, found.config) if kind != scales]
+    assert read, where
+    assert max(read) <= (reason.tile_bytes or 0), where
+
+
+def test_tiles_are_read_from_intermediate_code() -> None:
+    code = """
+      %0 = tt.load %p, %m : tensor<16x64x!tt.ptr<bf16>, #blocked>
+      %1 = ttg.async_copy_global_to_local %q, %b : tensor<64x32x!tt.ptr<f8E4M3FN>, #l> -> <64x32x>
+      %2 = amdg.buffer_load %s[%o] stride = %n : !tt.ptr<f32> -> tensor<512xf32, #blocked>
+      %3 = tt.load %t : !tt.ptr<i32>
+      tt.store %u, %v : tensor<4096x!tt.ptr<bf16>, #blocked>
+    """
+    wanted = [(2048, "bf16"), (2048, "f8E4M3FN"), (2048, "f32"), (4, "i32")]
+    assert tiles_of(code) == wanted
 
 
 def test_it_is_shown_beside_the_machine_code(capsys: pytest.CaptureFixture[str]) -> None:
