@@ -71,7 +71,7 @@ class ChatTemplate:
         )
         try:
             self._ask({"template": self._source}, START_DEADLINE_S)
-        except ChatTemplateError:
+        except BaseException:  # an interrupt, too: nobody would end the process
             self._stop()
             raise
 

@@ -22,6 +22,7 @@ _POLL_S = 0.02
 # keeps the pipe open could make us wait longer, and that one is about to be killed.
 _CHUNK_BYTES = 65536
 _MARK_VARIABLE = "HALSTACK_CHILD"
+_KILLED_DEADLINE_S = 10.0
 
 
 class ProcessEnd(StrEnum):
@@ -261,7 +262,9 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
         # start_new_session made the child the leader: its id is the group's, and a group id
         # is not reused while a member lives.
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    # One that is stuck inside the kernel does not end; `subprocess` reaps it when it does.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=_KILLED_DEADLINE_S)
 
 
 def _end_marked(mark: str) -> None:
