@@ -98,7 +98,7 @@ def _missing(op: str) -> tuple[Reason, ...]:
 
 
 @cache
-def _limits(op: str) -> Callable[..., Sequence[Reason]] | None:
+def op_limits(op: str) -> Callable[..., Sequence[Reason]] | None:
     """What the kernel's package says about requests; None where it says nothing."""
     name = f"hal_kernels.{FOLDERS[op]}.triton_limits"
     if importlib.util.find_spec(name) is None:
@@ -114,7 +114,7 @@ def _unwritten(
 
     allowed: tiers of the stored evidence; the candidate's own tier follows from it.
     """
-    limits = None if _missing(op) else _limits(op)
+    limits = None if _missing(op) else op_limits(op)
     return _missing(op) if limits is None else limits(request, device, allowed=allowed)
 
 
@@ -152,7 +152,7 @@ def _uses(op: str, device: DeviceSpec) -> Callable[[Any], Sequence[KernelUse]]:
     """The kernels that a request launches, with what their code and configuration rest on."""
 
     def uses(request: Any) -> Sequence[KernelUse]:
-        limits = None if _missing(op) else _limits(op)
+        limits = None if _missing(op) else op_limits(op)
         return () if limits is None else kernel_uses(op, limits, request, device)
 
     return uses

@@ -18,4 +18,7 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if it serves."""
-    return evidence_reasons("activation.gated", device, dtype="", allowed=allowed)
+    config = f"{request.activation.split('_')[0]}{'-clamp' if request.clamp else ''}"
+    return evidence_reasons(
+        "activation.gated", device, dtype=request.dtype, config=config, allowed=allowed
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -16,9 +17,9 @@ def row_block(warp_size: int) -> int:
 def _gated(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=config,
-            pointers={"x_R2F_ptr": "bfloat16", "y_RF_ptr": "bfloat16"},
+            pointers={"x_R2F_ptr": dtype, "y_RF_ptr": dtype},
             scalars={**dict.fromkeys(("stride_x", "stride_y", "F"), "i32"), "clamp": "fp32"},
             divisible=frozenset({"stride_x", "stride_y", "F"}),
             constants={
@@ -27,10 +28,12 @@ def _gated(target: Target) -> Sequence[KernelVariant]:
                 "HAS_CLAMP": has_clamp,
             },
         )
+        for dtype in ACTIVATION_DTYPES
         for config, is_gelu, has_clamp in (
             ("silu", False, False),
             ("silu-clamp", False, True),
             ("gelu", True, False),
+            ("gelu-clamp", True, True),
         )
     )
 

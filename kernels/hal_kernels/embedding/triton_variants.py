@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 
 def _gather(target: Target) -> Sequence[KernelVariant]:
-    return (
+    return tuple(
         KernelVariant(
-            dtype="",
-            config="bf16",
-            pointers={"ids_T_ptr": "int64", "weight_VH_ptr": "bfloat16", "y_TH_ptr": "bfloat16"},
+            dtype=dtype,
+            config="h2048",
+            pointers={"ids_T_ptr": "int64", "weight_VH_ptr": dtype, "y_TH_ptr": dtype},
             scalars={"H": "i32"},
             divisible=frozenset({"H"}),
             constants={"BLOCK_H": 2048},
-        ),
+        )
+        for dtype in ACTIVATION_DTYPES
     )
 
 

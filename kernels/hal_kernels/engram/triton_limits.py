@@ -22,4 +22,4 @@ def not_supported_reasons(
     if request.kind == "gather" and values > MAX_VALUES:
         wanted = f"at most {MAX_VALUES} values"
         return [not_written(kernel, "num_heads * row_width", wanted, str(values))]
-    return evidence_reasons(kernel, device, dtype="", allowed=allowed)
+    return evidence_reasons(kernel, device, dtype=request.dtype, allowed=allowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -14,12 +15,12 @@ def _gather(target: Target) -> Sequence[KernelVariant]:
     integers = ("ids_TS_ptr", "multipliers_S_ptr", "primes_GH_ptr", "offsets_GH_ptr")
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=f"h{heads}-w{width}",
             pointers={
                 **dict.fromkeys(integers, "int64"),
                 "table_RB_ptr": "uint8",
-                "y_ptr": "bfloat16",
+                "y_ptr": dtype,
             },
             scalars={"R": "i32"},
             constants={
@@ -30,6 +31,7 @@ def _gather(target: Target) -> Sequence[KernelVariant]:
                 "BLOCK_W": width,
             },
         )
+        for dtype in ACTIVATION_DTYPES
         for heads, width in ((8, 256), (16, 512))
     )
 
@@ -37,18 +39,19 @@ def _gather(target: Target) -> Sequence[KernelVariant]:
 def _mix(target: Target) -> Sequence[KernelVariant]:
     rows = ("streams_TND_ptr", "kv_TMD_ptr", "out_TND_ptr")
     weights = ("query_weight_ND_ptr", "key_weight_ND_ptr")
-    return (
+    return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config="n4",
-            pointers=dict.fromkeys((*rows, *weights), "bfloat16"),
+            pointers=dict.fromkeys((*rows, *weights), dtype),
             scalars={
                 **dict.fromkeys(("stride_streams", "stride_kv", "D"), "i32"),
                 **dict.fromkeys(("root", "eps"), "fp32"),
             },
             divisible=frozenset({"stride_streams", "stride_kv", "D"}),
             constants={"N": 4, "BLOCK_D": BLOCK_D},
-        ),
+        )
+        for dtype in ACTIVATION_DTYPES
     )
 
 

@@ -29,8 +29,12 @@ def not_supported_reasons(
         wanted = " or ".join(TERMS)
         return [not_written("hyper_connection", "dtype", wanted, request.dtype)]
     if request.kind == "post":
-        return evidence_reasons("hyper_connection.expand", device, dtype="", allowed=allowed)
-    reasons = evidence_reasons("hyper_connection.collapse", device, dtype="", allowed=allowed)
+        return evidence_reasons(
+            "hyper_connection.expand", device, dtype=request.dtype, allowed=allowed
+        )
+    reasons = evidence_reasons(
+        "hyper_connection.collapse", device, dtype=request.dtype, allowed=allowed
+    )
     if request.kind == "pre" or not request.is_lagged:
         reasons += evidence_reasons(
             "hyper_connection.mixes", device, dtype="bfloat16",

@@ -57,10 +57,10 @@ def _collapse(target: Target) -> Sequence[KernelVariant]:
     weights = ("partial_TSW_ptr", "base_W_ptr", "scale_ptr", "previous_TN_ptr", "pre_TN_ptr")
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=config,
             pointers={
-                **dict.fromkeys(rows, "bfloat16"),
+                **dict.fromkeys(rows, dtype),
                 **dict.fromkeys((*weights, "post_TN_ptr", "comb_TNN_ptr"), "float32"),
             },
             scalars={"stride_streams": "i32", "D": "i32", "norm_eps": "fp32", "eps": "fp32"},
@@ -75,23 +75,25 @@ def _collapse(target: Target) -> Sequence[KernelVariant]:
                 "SOURCE": source,
             },
         )
+        for dtype in TERMS
         for config, source in (("n4", 0), ("n4-lagged", 1))
     )
 
 
 def _expand(target: Target) -> Sequence[KernelVariant]:
-    return (
+    return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config="n4",
             pointers={
-                **dict.fromkeys(("y_TD_ptr", "streams_TC_ptr", "out_TC_ptr"), "bfloat16"),
+                **dict.fromkeys(("y_TD_ptr", "streams_TC_ptr", "out_TC_ptr"), dtype),
                 **dict.fromkeys(("post_TN_ptr", "comb_TNN_ptr"), "float32"),
             },
             scalars=dict.fromkeys(("stride_y", "stride_streams", "D"), "i32"),
             divisible=frozenset({"stride_y", "stride_streams", "D"}),
             constants={"N": 4, "BLOCK_D": BLOCK_D},
-        ),
+        )
+        for dtype in TERMS
     )
 
 

@@ -32,6 +32,6 @@ def not_supported_reasons(
         ]
     config = "overlapping" if request.is_overlapping else "plain"
     return [
-        *evidence_reasons(_KERNEL, device, dtype="", config=config, allowed=allowed),
-        *evidence_reasons("kv_compressor.state", device, dtype="", allowed=allowed),
+        *evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed),
+        *evidence_reasons("kv_compressor.state", device, dtype=request.dtype, allowed=allowed),
     ]

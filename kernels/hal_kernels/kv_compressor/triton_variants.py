@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -27,46 +28,48 @@ def tiles(ratio: int, head_dim: int) -> dict[str, int]:
 
 
 def _pool(target: Target) -> Sequence[KernelVariant]:
-    variants = []
-    for config, ratio, is_overlapping in (("overlapping", 4, True), ("plain", 128, False)):
-        options = tiles(ratio, 512)
-        warps = options.pop("num_warps")
-        floats = dict.fromkeys(("kv_TW_ptr", "gate_TW_ptr", "norm_D_ptr", "out_ND_ptr"), "bfloat16")
-        variants.append(
-            KernelVariant(
-                dtype="",
-                config=config,
-                pointers={
-                    **floats,
-                    **dict.fromkeys(("state_ptr", "bias_JW_ptr"), "float32"),
-                    **dict.fromkeys((*_INTEGERS, "entry_starts_B_ptr"), "int32"),
-                },
-                scalars={
-                    **dict.fromkeys(("num_sequences", "num_steps", *_STRIDES), "i32"),
-                    "eps": "fp32",
-                },
-                divisible=frozenset(_STRIDES),
-                constants={
-                    "DIM": 512,
-                    "RATIO": ratio,
-                    "IS_OVERLAPPING": is_overlapping,
-                    "HAS_BIAS": True,
-                    "HAS_NORM": True,
-                    **options,
-                },
-                num_warps=warps,
-            )
-        )
-    return variants
+    return tuple(
+        _pool_variant(dtype, config, ratio, is_overlapping=is_overlapping)
+        for dtype in ACTIVATION_DTYPES
+        for config, ratio, is_overlapping in (("overlapping", 4, True), ("plain", 128, False))
+    )
+
+
+def _pool_variant(dtype: str, config: str, ratio: int, *, is_overlapping: bool) -> KernelVariant:
+    options = tiles(ratio, 512)
+    warps = options.pop("num_warps")
+    return KernelVariant(
+        dtype=dtype,
+        config=config,
+        pointers={
+            **dict.fromkeys(("kv_TW_ptr", "gate_TW_ptr", "norm_D_ptr", "out_ND_ptr"), dtype),
+            **dict.fromkeys(("state_ptr", "bias_JW_ptr"), "float32"),
+            **dict.fromkeys((*_INTEGERS, "entry_starts_B_ptr"), "int32"),
+        },
+        scalars={
+            **dict.fromkeys(("num_sequences", "num_steps", *_STRIDES), "i32"),
+            "eps": "fp32",
+        },
+        divisible=frozenset(_STRIDES),
+        constants={
+            "DIM": 512,
+            "RATIO": ratio,
+            "IS_OVERLAPPING": is_overlapping,
+            "HAS_BIAS": True,
+            "HAS_NORM": True,
+            **options,
+        },
+        num_warps=warps,
+    )
 
 
 def _state(target: Target) -> Sequence[KernelVariant]:
-    return (
+    return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config="w1024",
             pointers={
-                **dict.fromkeys(("kv_TW_ptr", "gate_TW_ptr"), "bfloat16"),
+                **dict.fromkeys(("kv_TW_ptr", "gate_TW_ptr"), dtype),
                 **dict.fromkeys(("state_ptr", "bias_JW_ptr"), "float32"),
                 **dict.fromkeys(_INTEGERS, "int32"),
             },
@@ -79,7 +82,8 @@ def _state(target: Target) -> Sequence[KernelVariant]:
                 "STATE_ROWS": 8,
                 "HAS_BIAS": True,
             },
-        ),
+        )
+        for dtype in ACTIVATION_DTYPES
     )
 
 

@@ -39,6 +39,30 @@ def encode_ue8m0(scale):
 
 
 @triton.jit
+def store_rounded(
+    x, values_ptr, scales_ptr, offs, inside, offs_g,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, SCALES: tl.constexpr,
+    IS_UE8M0: tl.constexpr,
+):  # fmt: skip
+    """Groups of a row, float32 [BLOCK_G, GROUP], rounded to where its values and scales begin."""
+    size = tl.abs(x)
+    peak = tl.max(size, axis=1)
+    is_finite = tl.min((size < float("inf")).to(tl.int32), axis=1) > 0
+    scale = tl.where(peak > 0.0, tl.div_rn(peak, tl.full((BLOCK_G,), _LARGEST, tl.float32)), 1.0)
+    scale = tl.where(is_finite, scale, float("nan"))
+    if IS_UE8M0:
+        code = encode_ue8m0(scale)
+        bits = tl.where(code == 0, 0x400000, code << 23)
+        scale = tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+        code = tl.where(offs_g < GROUPS, code, 0).to(tl.uint8)
+        tl.store(scales_ptr + offs_g, code, mask=offs_g < SCALES)
+    else:
+        tl.store(scales_ptr + offs_g, scale, mask=offs_g < SCALES)
+    values = encode_e4m3(tl.div_rn(x, tl.broadcast_to(scale[:, None], (BLOCK_G, GROUP))))
+    tl.store(values_ptr + offs, values, mask=inside)
+
+
+@triton.jit
 def _kv_write_packed_kernel(
     x_TD_ptr, values_ptr, scales_ptr, tails_ptr, slots_T_ptr,
     stride_x, stride_page, stride_row, stride_scale_page, stride_scale_row, scale_start,
@@ -55,22 +79,11 @@ def _kv_write_packed_kernel(
     offs = offs_g[:, None] * GROUP + offs_k[None, :]
     inside = (offs_g < GROUPS)[:, None] & (offs_k >= 0)[None, :]
     x = tl.load(x_TD_ptr + token * stride_x + offs, mask=inside, other=0.0).to(tl.float32)
-    size = tl.abs(x)
-    peak = tl.max(size, axis=1)
-    is_finite = tl.min((size < float("inf")).to(tl.int32), axis=1) > 0
-    scale = tl.where(peak > 0.0, tl.div_rn(peak, tl.full((BLOCK_G,), _LARGEST, tl.float32)), 1.0)
-    scale = tl.where(is_finite, scale, float("nan"))
-    scale_ptrs = scales_ptr + page * stride_scale_page + row * stride_scale_row + scale_start
-    if IS_UE8M0:
-        code = encode_ue8m0(scale)
-        bits = tl.where(code == 0, 0x400000, code << 23)
-        scale = tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
-        code = tl.where(offs_g < GROUPS, code, 0).to(tl.uint8)
-        tl.store(scale_ptrs + offs_g, code, mask=offs_g < SCALES)
-    else:
-        tl.store(scale_ptrs + offs_g, scale, mask=offs_g < SCALES)
-    values = encode_e4m3(tl.div_rn(x, tl.broadcast_to(scale[:, None], (BLOCK_G, GROUP))))
-    tl.store(values_ptr + page * stride_page + row * stride_row + offs, values, mask=inside)
+    store_rounded(
+        x, values_ptr + page * stride_page + row * stride_row,
+        scales_ptr + page * stride_scale_page + row * stride_scale_row + scale_start,
+        offs, inside, offs_g, GROUPS, GROUP, BLOCK_G, SCALES, IS_UE8M0,
+    )  # fmt: skip
     if PLAIN > 0:
         offs_p = tl.arange(0, BLOCK_P)
         tail = x_TD_ptr + token * stride_x + GROUPS * GROUP + offs_p

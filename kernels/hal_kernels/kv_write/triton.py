@@ -55,29 +55,37 @@ def _bind_dense(request: KvWriteRequest) -> Callable[..., None]:
     return kernel_rows if request.kv_format else kernel
 
 
+def packed_places(
+    form: KvFormat, block_size: int, cache: torch.Tensor
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, ...]]:
+    """Of a cache of packed rows what the kernels take beside it: its scales and its plain tails as
+    tensors of their dtype, and strides of pages and rows and starts, of values, scales, tails."""
+    row_bytes = form.data_bytes if form.is_split_page else form.row_bytes(0)
+    scale_bytes = form.scale_bytes - form.padding
+    tail_start = form.quantized_dim + (scale_bytes if form.has_scales_before_plain else 0)
+    scale_start, scale_row = form.quantized_dim, row_bytes
+    if form.is_split_page:
+        scale_start, scale_row = block_size * form.data_bytes, form.scale_bytes
+    scales = cache.view(torch.float32) if form.scale == "float32" else cache
+    tails = cache.view(torch.bfloat16) if form.plain_dim else cache
+    unit, tail_unit = scales.element_size(), tails.element_size()
+    places = (
+        cache.stride(0), row_bytes, scales.stride(0), scale_row // unit, scale_start // unit,
+        tails.stride(0), row_bytes // tail_unit, tail_start // tail_unit,
+    )  # fmt: skip
+    return (scales, tails), places
+
+
 def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
     constants = packed_constants(form, request.block_size)
-    value_bytes = form.quantized_dim
-    scale_bytes = form.scale_bytes - form.padding
-    row_bytes = form.data_bytes if form.is_split_page else form.row_bytes(0)
-    tail_start = value_bytes + (scale_bytes if form.has_scales_before_plain else 0)
-    scale_start, scale_row = value_bytes, row_bytes
-    if form.is_split_page:
-        scale_start, scale_row = request.block_size * form.data_bytes, form.scale_bytes
 
     def kernel(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         tokens = slot_mapping.shape[0]
-        if not tokens:
-            return
-        scales = cache.view(torch.float32) if form.scale == "float32" else cache
-        tails = cache.view(torch.bfloat16) if form.plain_dim else cache
-        unit, tail_unit = scales.element_size(), tails.element_size()
-        _kv_write_packed_kernel[(tokens,)](
-            rows, cache, scales, tails, slot_mapping,
-            rows.stride(0), cache.stride(0), row_bytes,
-            scales.stride(0), scale_row // unit, scale_start // unit,
-            tails.stride(0), row_bytes // tail_unit, tail_start // tail_unit, **constants,
-        )  # fmt: skip
+        if tokens:
+            parts, places = packed_places(form, request.block_size, cache)
+            _kv_write_packed_kernel[(tokens,)](
+                rows, cache, *parts, slot_mapping, rows.stride(0), *places, **constants
+            )
 
     return kernel
 

@@ -9,22 +9,36 @@ from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal.ops.kv_write import KvWriteRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons
-from hal_kernels.kv_write.triton_variants import DENSE_SUFFIXES
+from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.kv_write.triton_variants import NO_FP8, PACKED_DTYPES
 
 
 def not_supported_reasons(
     request: KvWriteRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """Empty if one serves."""
-    kernel, config = "kv_write.dense", ""
-    is_plain = request.kv_format in PLAIN_FORMATS
-    # A format says what a row is made of, whatever dtype was named beside it.
-    dtype = KV_FORMATS[request.kv_format].element if is_plain else request.kv_dtype
-    if dtype == "float16":
-        config = f"row1024{DENSE_SUFFIXES[dtype]}"
-    if request.kv_format and not is_plain:
-        kernel, config = "kv_write.packed", request.kv_format
+    if request.kv_format and request.kv_format not in PLAIN_FORMATS:
+        kernel, config = "kv_write.packed", str(request.kv_format)
         if KV_FORMATS[config].element == "fp4_e2m1":
             kernel = "kv_write.fp4"
-    return evidence_reasons(kernel, device, dtype="", config=config, allowed=allowed)
+        if request.dtype not in PACKED_DTYPES:
+            return [not_written(kernel, "dtype", " or ".join(PACKED_DTYPES), request.dtype)]
+        return evidence_reasons(kernel, device, dtype=request.dtype, config=config, allowed=allowed)
+    # A format says what a row is made of, whatever dtype was named beside it.
+    form = KV_FORMATS.get(request.kv_format)
+    cache = request.kv_dtype if form is None else form.element
+    rounded = "" if device.arch in NO_FP8 else _fp8_of(device.arch)
+    if cache not in (request.dtype, rounded) or (cache == rounded and request.dtype == "float32"):
+        wanted = f"the activations' {request.dtype}"
+        if rounded and request.dtype != "float32":
+            wanted += f", or {rounded}"
+        return [not_written("kv_write.dense", "kv_dtype", wanted, cache)]
+    config = f"row1024{'' if cache == request.dtype else '-fp8'}"
+    return evidence_reasons(
+        "kv_write.dense", device, dtype=request.dtype, config=config, allowed=allowed
+    )
+
+
+def _fp8_of(arch: str) -> str:
+    """torch's name of the e4m3 type of the architecture."""
+    return "float8_e4m3fnuz" if arch.startswith("gfx94") else "float8_e4m3fn"

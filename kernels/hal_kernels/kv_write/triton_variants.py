@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from hal.ops.kv_formats import KV_FORMATS, KvFormat
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
-# Of the names of variants, by the dtype of dense rows.
-DENSE_SUFFIXES: Mapping[str, str] = MappingProxyType({"bfloat16": "", "float16": "-fp16"})
+PACKED_DTYPES = ("bfloat16",)  # of rows: packed formats are bfloat16 by definition
+_DENSE_WIDTHS = (1024, 4096)
+NO_FP8 = ("sm_80", "gfx90a", "gfx1100")  # Triton does not convert to e4m3 there, or bit by bit
 
 
 def _write(target: Target) -> Sequence[KernelVariant]:
+    """Into caches of the activations' own dtype, and rounded to the architecture's FP8."""
+    caches = [(dtype, dtype, "") for dtype in ACTIVATION_DTYPES]
+    if target.arch not in NO_FP8:
+        caches += [(dtype, target.fp8_dtype, "-fp8") for dtype in ("bfloat16", "float16")]
     return tuple(
         KernelVariant(
-            dtype="",
-            config=f"row{width}{DENSE_SUFFIXES[dtype]}",
+            dtype=dtype,
+            config=f"row{width}{suffix}",
             pointers={
-                **dict.fromkeys(
-                    ("k_TK_ptr", "v_TK_ptr", "k_cache_SK_ptr", "v_cache_SK_ptr"), dtype
-                ),
+                **dict.fromkeys(("k_TK_ptr", "v_TK_ptr"), dtype),
+                **dict.fromkeys(("k_cache_SK_ptr", "v_cache_SK_ptr"), cache),
                 "slots_T_ptr": "int64",
             },
             scalars={"stride_k": "i32", "stride_v": "i32"},
             divisible=frozenset({"stride_k", "stride_v"}),
             constants={"K_WIDTH": width, "V_WIDTH": width, "BLOCK": 1024},
         )
-        for dtype in DENSE_SUFFIXES
-        for width in (1024, 4096)
+        for dtype, cache, suffix in caches
+        for width in _DENSE_WIDTHS
     )
 
 
@@ -56,10 +60,10 @@ def _packed(target: Target) -> Sequence[KernelVariant]:
     )  # fmt: skip
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=name,
             pointers={
-                "x_TD_ptr": "bfloat16",
+                "x_TD_ptr": dtype,
                 "values_ptr": "uint8",
                 "scales_ptr": KV_FORMATS[name].scale.replace("ue8m0", "uint8"),
                 "tails_ptr": "bfloat16" if KV_FORMATS[name].plain_dim else "uint8",
@@ -70,6 +74,7 @@ def _packed(target: Target) -> Sequence[KernelVariant]:
             constants=packed_constants(KV_FORMATS[name], 64),
             num_warps=1,
         )
+        for dtype in PACKED_DTYPES
         for name in ("fp8_656", "v4_584", "v41_528", "fp8_132")
     )
 
@@ -87,14 +92,15 @@ def fp4_constants(form: KvFormat, block_size: int) -> dict[str, Any]:
 def _fp4(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=name,
-            pointers={"x_TD_ptr": "bfloat16", "cache_ptr": "uint8", "slots_T_ptr": "int64"},
+            pointers={"x_TD_ptr": dtype, "cache_ptr": "uint8", "slots_T_ptr": "int64"},
             scalars=dict.fromkeys(("stride_x", "stride_page", "scale_start"), "i32"),
             divisible=frozenset({"stride_x", "stride_page", "scale_start"}),
             constants=fp4_constants(KV_FORMATS[name], 64),
             num_warps=1,
         )
+        for dtype in PACKED_DTYPES
         for name in ("fp4_68", "fp4_288")
     )
 

@@ -10,6 +10,7 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.layer_norm import LayerNormRequest
 from hal_kernels.layer_norm.triton_kernels import _layer_norm_kernel
+from hal_kernels.layer_norm.triton_variants import WIDTHS
 
 
 def bind(
@@ -41,7 +42,7 @@ def bind(
                 rows, scale, scale if shift is None else shift, y,
                 rows.stride(0), y.stride(0), hidden, eps,
                 BLOCK_H=block, HAS_BIAS=shift is not None,
-                num_warps=1 if block <= 256 else 4 if block <= 1024 else 8,
+                num_warps=next((n for most, n in WIDTHS.items() if block <= most), 8),
             )  # fmt: skip
         return y.view(x.shape)
 

@@ -10,10 +10,8 @@ from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons
 
-_KERNELS = {
-    "permute": ("moe_dispatch.places", "moe_dispatch.spread"),
-    "combine": ("moe_dispatch.invert", "moe_dispatch.combine"),
-}
+# The one that sees integers alone, and the one that moves rows.
+_KERNELS = {"permute": ("places", "spread"), "combine": ("invert", "combine")}
 
 
 def not_supported_reasons(
@@ -23,8 +21,8 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if they serve."""
+    order, rows = (f"moe_dispatch.{name}" for name in _KERNELS[request.kind])
     return [
-        reason
-        for kernel in _KERNELS[request.kind]
-        for reason in evidence_reasons(kernel, device, dtype="", allowed=allowed)
+        *evidence_reasons(order, device, dtype="", allowed=allowed),
+        *evidence_reasons(rows, device, dtype=request.dtype, allowed=allowed),
     ]

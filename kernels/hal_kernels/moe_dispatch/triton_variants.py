@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -14,10 +15,16 @@ FEW_CHOICES, MANY_CHOICES = 512, 4096  # that a program reads at once
 _MODULE = "hal_kernels.moe_dispatch.triton_kernels"
 
 
-def _variant(config: str, scalars: Sequence[str], **fields: Any) -> KernelVariant:
+def _variant(
+    config: str, scalars: Sequence[str], *, dtype: str = "", **fields: Any
+) -> KernelVariant:
     strides = frozenset(scalars) & {"stride_x", "stride_y", "D"}
     return KernelVariant(
-        dtype="", config=config, scalars=dict.fromkeys(scalars, "i32"), divisible=strides, **fields
+        dtype=dtype,
+        config=config,
+        scalars=dict.fromkeys(scalars, "i32"),
+        divisible=strides,
+        **fields,
     )
 
 
@@ -33,14 +40,15 @@ def _places(target: Target) -> Sequence[KernelVariant]:
 
 
 def _spread(target: Target) -> Sequence[KernelVariant]:
-    pointers = {
-        "x_TD_ptr": "bfloat16",
-        "rows_MD_ptr": "bfloat16",
-        "ids_TK_ptr": "int32",
-        "places_TK_ptr": "int32",
-    }
-    constants = {"TOP_K": 8, "BLOCK_D": COLUMNS}
-    return (_variant("k8", ("stride_x", "D", "E"), pointers=pointers, constants=constants),)
+    integers = {"ids_TK_ptr": "int32", "places_TK_ptr": "int32"}
+    return tuple(
+        _variant(
+            "k8", ("stride_x", "D", "E"), dtype=dtype,
+            pointers={"x_TD_ptr": dtype, "rows_MD_ptr": dtype, **integers},
+            constants={"TOP_K": 8, "BLOCK_D": COLUMNS},
+        )
+        for dtype in ACTIVATION_DTYPES
+    )  # fmt: skip
 
 
 def _invert(target: Target) -> Sequence[KernelVariant]:
@@ -49,14 +57,15 @@ def _invert(target: Target) -> Sequence[KernelVariant]:
 
 
 def _combine(target: Target) -> Sequence[KernelVariant]:
-    pointers = {
-        "y_MD_ptr": "bfloat16",
-        "out_TD_ptr": "bfloat16",
-        "places_TK_ptr": "int32",
-        "weights_TK_ptr": "float32",
-    }
-    constants = {"TOP_K": 8, "BLOCK_D": COLUMNS}
-    return (_variant("k8", ("stride_y", "D"), pointers=pointers, constants=constants),)
+    others = {"places_TK_ptr": "int32", "weights_TK_ptr": "float32"}
+    return tuple(
+        _variant(
+            "k8", ("stride_y", "D"), dtype=dtype,
+            pointers={"y_MD_ptr": dtype, "out_TD_ptr": dtype, **others},
+            constants={"TOP_K": 8, "BLOCK_D": COLUMNS},
+        )
+        for dtype in ACTIVATION_DTYPES
+    )  # fmt: skip
 
 
 KERNELS = tuple(

@@ -11,6 +11,7 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.norm import RmsNormRequest
 from hal_kernels.norm.triton_kernels import _rms_norm_kernel
+from hal_kernels.norm.triton_variants import launch_warps
 
 
 def bind(
@@ -31,8 +32,7 @@ def bind(
                 rows, added, weight, y, scale,
                 rows.stride(0), added.stride(0), y.stride(0), hidden, eps,
                 BLOCK_H=block, HAS_RESIDUAL=residual is not None,
-                QUANTIZE_GROUP=block if is_quantised else 0, LARGEST=127.0, IS_INTEGER=True,
-                num_warps=4 if block <= 1024 else 8,
+                IS_QUANTISED=is_quantised, num_warps=launch_warps(block),
             )  # fmt: skip
         return (y.view(x.shape), scale) if is_quantised else y.view(x.shape)
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
-_WIDTHS = (1024, 4096, 8192)
-_LARGEST = {"int8": 127.0, "fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0}
+WIDTHS = (1024, 8192)  # of the padded row; a narrower one has less of everything
+# Name in a configuration -> (residual, int8): the one with int8 has a residual too.
+_FORMS = {"plain": (False, False), "residual": (True, False), "int8": (True, True)}
+
+
+def launch_warps(block: int) -> int:
+    """Of the program of a row of so many columns, padded to a power of two."""
+    return 4 if block <= 1024 else 8
 
 
 def _rms_norm(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
-            dtype="",
-            config=f"h{width}-{kind}",
+            dtype=dtype,
+            config=f"h{width}-{form}",
             pointers={
-                "x_RH_ptr": "bfloat16",
-                "residual_RH_ptr": "bfloat16",
-                "weight_H_ptr": "bfloat16",
-                "y_RH_ptr": out,
-                "scale_RG_ptr": "float32",
+                **dict.fromkeys(("x_RH_ptr", "residual_RH_ptr", "weight_H_ptr"), dtype),
+                "y_RH_ptr": "int8" if is_quantised else dtype,
+                "scale_R_ptr": "float32",
             },
             scalars={
                 **dict.fromkeys(("stride_x", "stride_residual", "stride_y", "H"), "i32"),
@@ -31,20 +36,13 @@ def _rms_norm(target: Target) -> Sequence[KernelVariant]:
             constants={
                 "BLOCK_H": width,
                 "HAS_RESIDUAL": has_residual,
-                "QUANTIZE_GROUP": group,
-                "LARGEST": _LARGEST.get(out, 1.0),
-                "IS_INTEGER": out == "int8",
+                "IS_QUANTISED": is_quantised,
             },
-            num_warps=4 if width <= 1024 else 8,
+            num_warps=launch_warps(width),
         )
-        for width in _WIDTHS
-        for kind, out, has_residual, group in (
-            ("plain", "bfloat16", False, 0),
-            ("residual", "bfloat16", True, 0),
-            ("residual-fp8", target.fp8_dtype, True, 128),
-        )
-        # Without FP8 in the instruction set the conversion would be emulated bit by bit.
-        if out != target.fp8_dtype or target.arch not in ("sm_80", "gfx90a", "gfx1100")
+        for dtype in ACTIVATION_DTYPES
+        for width in WIDTHS
+        for form, (has_residual, is_quantised) in _FORMS.items()
     )
 
 

@@ -15,4 +15,4 @@ def not_supported_reasons(
     request: RopeRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """Empty if it serves."""
-    return evidence_reasons("rope.rotate", device, dtype="", allowed=allowed)
+    return evidence_reasons("rope.rotate", device, dtype=request.dtype, allowed=allowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
@@ -22,7 +23,10 @@ def head_block(heads: int, pairs: int, warp_size: int) -> tuple[int, int]:
 
 def _rope(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(target, config, head_dim, rotary, IS_INTERLEAVED=interleaved, IS_INVERSE=inverse)
+        _variant(
+            target, dtype, config, head_dim, rotary, IS_INTERLEAVED=interleaved, IS_INVERSE=inverse
+        )
+        for dtype in ACTIVATION_DTYPES
         for config, head_dim, rotary, interleaved, inverse in (
             ("d64", 64, 64, False, False),
             ("d128", 128, 128, False, False),
@@ -33,15 +37,15 @@ def _rope(target: Target) -> Sequence[KernelVariant]:
 
 
 def _variant(
-    target: Target, config: str, head_dim: int, rotary: int, **style: bool
+    target: Target, dtype: str, config: str, head_dim: int, rotary: int, **style: bool
 ) -> KernelVariant:
     block, warps = head_block(32, rotary // 2, target.warp_size)
     return KernelVariant(
-        dtype="",
+        dtype=dtype,
         config=config,
         pointers={
-            "q_THD_ptr": "bfloat16",
-            "k_TKD_ptr": "bfloat16",
+            "q_THD_ptr": dtype,
+            "k_TKD_ptr": dtype,
             "positions_T_ptr": "int64",
             "table_PR_ptr": "float32",
         },

@@ -12,6 +12,7 @@ from gpu_devices import gpu
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, read_rows
 from hal.ops.kv_write import KvWriteRequest, reference
 from hal.ops.low_precision import decode_e2m1
+from hal.reasons import ReasonKind
 from hal_kernels.aot.limits import EvidenceQuery, evidence_asked
 from hal_kernels.kv_write.triton_limits import not_supported_reasons
 
@@ -103,11 +104,31 @@ def test_plain_rows_are_judged_by_the_code_of_their_format() -> None:
     for kv_dtype in ("uint8", "float16"):
         request = replace(request_of("fp16", "float16"), kv_dtype=kv_dtype)
         assert evidence_asked(not_supported_reasons, request, gpu("sm_80")) == (
-            EvidenceQuery("kv_write.dense", "", "row1024-fp16"),
+            EvidenceQuery("kv_write.dense", "float16", "row1024"),
         )
     request = replace(request_of("bf16"), kv_dtype="uint8")
     (asked,) = evidence_asked(not_supported_reasons, request, gpu("sm_80"))
-    assert not asked.config.endswith("-fp16")
+    assert asked == EvidenceQuery("kv_write.dense", "bfloat16", "row1024")
+    # A cast that nothing was compiled of.
     request = replace(request, kv_format="", kv_dtype="float16")
-    (asked,) = evidence_asked(not_supported_reasons, request, gpu("sm_80"))
-    assert asked.config == "row1024-fp16"
+    (reason,) = not_supported_reasons(request, gpu("sm_80"))
+    assert (reason.kind, reason.found) == (ReasonKind.MISSING, "float16")
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "kv_dtype", "is_served"),
+    [
+        ("sm_90", "bfloat16", "float8_e4m3fn", True),
+        ("sm_90", "float16", "float8_e4m3fn", True),
+        ("sm_90", "float32", "float8_e4m3fn", False),
+        ("sm_90", "bfloat16", "float8_e4m3fnuz", False),
+        ("gfx942", "bfloat16", "float8_e4m3fnuz", True),
+        ("sm_80", "bfloat16", "float8_e4m3fn", False),
+        ("sm_80", "float32", "float32", True),
+    ],
+)
+def test_caches_that_were_compiled(
+    arch: str, dtype: str, kv_dtype: str, *, is_served: bool
+) -> None:
+    request = replace(request_of("fp16", dtype), kv_format="", kv_dtype=kv_dtype)
+    assert (not not_supported_reasons(request, gpu(arch))) == is_served
