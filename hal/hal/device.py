@@ -90,6 +90,8 @@ class DeviceSpec:
 # dense attention for it is refused whatever the user allows. EAGER: no step is captured as a graph.
 SPARSE_ATTENTION = "sparse_attention"
 EAGER = "eager"
+# Of a device whose runtime captures steps, to replay them as one call (`CapturingRuntime`).
+GRAPH_CAPTURE = "graph_capture"
 FORCIBLE_FEATURES = (SPARSE_ATTENTION, EAGER)
 
 

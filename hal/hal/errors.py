@@ -129,6 +129,10 @@ class BindingError(HalError):
     """A chosen candidate cannot be bound to its call site."""
 
 
+class CaptureError(HalError):
+    """A step cannot be captured, to be replayed as one call."""
+
+
 class RoutingError(HalError):
     """Somebody else's model cannot be routed through bound ops, or was called as it cannot be."""
 

@@ -7,9 +7,9 @@ and is called through one typed wrapper (`hal.plugins.calls`), which checks what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import pluggy
 
@@ -69,6 +69,36 @@ class Runtime(Protocol):
 
     def free_memory_bytes(self) -> int: ...
     def synchronize(self) -> None: ...
+
+
+class CapturedStep(Protocol):
+    """A step that can be run again as one call, on new values in the same tensors."""
+
+    @property
+    def output(self) -> torch.Tensor:
+        """The result of the step, and of the last replay of it; another capture or replay of the
+        same runtime may write over it."""
+        ...
+
+    @property
+    def num_launches(self) -> int:
+        """Kernels that a replay launches; 0 where the platform does not say."""
+        ...
+
+    @property
+    def replay(self) -> Callable[[], None]: ...
+
+
+@runtime_checkable
+class CapturingRuntime(Runtime, Protocol):
+    """A runtime of a device with the feature "graph_capture" (`hal.device.GRAPH_CAPTURE`)."""
+
+    def capture(
+        self, step: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> CapturedStep:
+        """Runs `step` and records it. inputs: the tensors that it reads and writes beside those
+        that it makes. Raises CaptureError if it cannot be replayed."""
+        ...
 
 
 @hookspec(firstresult=True)

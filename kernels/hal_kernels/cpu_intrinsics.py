@@ -109,6 +109,18 @@ def call_int(typing_context: Any, function: Any) -> Any:
 
 
 @intrinsic
+def call_void(typing_context: Any, function: Any) -> Any:
+    """Call ``void(void)`` by its address."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        function_type = ir.FunctionType(ir.VoidType(), [])
+        builder.call(builder.inttoptr(args[0], function_type.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def call_parallel(
     typing_context: Any, parallel: Any, function: Any, data: Any, num_threads: Any
 ) -> Any:

@@ -11,40 +11,35 @@ holds for both.
     launch(num_items, grain, x.data_ptr(), y.data_ptr(), num_rows)
 
 A launch holds its own argument memory: it is cheap (about 1 µs) and must not be entered by two
-threads at once.
+threads at once. While its thread records a step, it is noted as well (see `cpu_recording`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import struct
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
-from hal.loaded_code import LoadedCode, note_loaded_code
-from hal_kernels.cpu_intrinsics import (
-    atomic_fetch_add,
-    call_int,
-    call_parallel,
-    call_worker,
-    pointer_int64,
-)
+from hal_kernels.cpu_fault import Fault
+from hal_kernels.cpu_intrinsics import atomic_fetch_add, call_int, call_worker, pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_runner
-from hal_kernels.openmp_runtime import parallel_call, parallel_runtime
-
-# Words of a launch's memory. The last three and the worker's own arguments, which follow, are
-# written by every launch; the worker's constants come last. Entries are launches that had items,
-# counted by the code that calls the worker: an audit reads them.
-_WORKER, _ARGUMENTS, _THREAD_NUM, _ENTRIES, _NEXT_ITEM, _NUM_ITEMS, _GRAIN = range(7)
-_HEADER_WORDS = 7
-
-# Words of a launch of two workers, before the two workers' own: see `_run_stages`.
-_PARALLEL, _RUN_TEAM, _NUM_THREADS, _STAGES = range(4)
-_NUM_STAGES = 2
-_STAGES_WORDS = _STAGES + _NUM_STAGES
+from hal_kernels.cpu_launch_memory import (
+    ARGUMENTS,
+    ENTRIES,
+    GRAIN,
+    NEXT_ITEM,
+    NUM_ITEMS,
+    THREAD_NUM,
+    WORKER,
+    LaunchMemory,
+    Stage,
+)
+from hal_kernels.cpu_recording import recording_here, recordings
+from hal_kernels.cpu_sequence import SEQUENCE_WORDS, fill_sequence, sequence_call, set_threads
+from hal_kernels.openmp_runtime import ParallelRuntime, parallel_call, parallel_runtime
 
 
 class Launch(Protocol):
@@ -67,110 +62,89 @@ class StagedLaunch(Protocol):
 
 
 def bind_worker(
-    worker: CompiledWorker, num_arguments: int, constants: tuple[int | torch.Tensor, ...] = ()
+    worker: CompiledWorker,
+    num_arguments: int,
+    constants: tuple[int | torch.Tensor, ...] = (),
+    fault: Fault | None = None,
 ) -> Launch:
     """Give ``worker`` its argument memory and return the call.
 
     The worker sees the launch's ``num_arguments`` arguments first, then ``constants``: numbers,
     addresses whose memory the caller keeps alive, and tensors, seen as the address of their data
-    and kept alive by the launch.
+    and kept alive by the launch; then the two addresses of ``fault``, which each launch checks.
     """
-    words = (ctypes.c_int64 * (_HEADER_WORDS + num_arguments + len(constants)))()
-    header_address = ctypes.addressof(words)
-    words[_WORKER] = worker.address
-    words[_ARGUMENTS] = header_address + 8 * _HEADER_WORDS
-    words[_HEADER_WORDS + num_arguments :] = [
-        item.data_ptr() if isinstance(item, torch.Tensor) else item for item in constants
-    ]
-    _note(worker, words, _ENTRIES)
-    held = (worker, constants)  # as a default argument, for as long as the launch lives
-    pack = struct.Struct(f"={3 + num_arguments}q").pack_into
-    pack_offset = 8 * _NEXT_ITEM
-    # A ctypes object as argument saves the conversion that a Python int costs in each call.
-    header = ctypes.c_int64(header_address)
-    run_here = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_here().address)
+    if fault is not None:
+        constants = (*constants, *fault.addresses)
+    stage = Stage(worker, num_arguments, constants)
+    words = (ctypes.c_int64 * stage.num_words)()
     runtime, _ = parallel_runtime()
+    memory = LaunchMemory(words, 0, stage, runtime)
+    pack, pack_offset = memory.pack, memory.pack_offset
+    # A ctypes object as argument saves the conversion that a Python int costs in each call.
+    header = ctypes.c_int64(ctypes.addressof(words))
+    run_here = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(_run_here().address)
+    run_parallel = _parallel_run(runtime, header)
+    get_num_threads = torch.get_num_threads if runtime is not None else lambda: 1
 
-    if runtime is None:
-
-        def launch_here(num_items: int, grain: int, *arguments: int, _held: Any = held) -> None:
-            pack(words, pack_offset, 0, num_items, grain, *arguments)
-            run_here(header)
-
-        return launch_here
-
-    words[_THREAD_NUM] = runtime.thread_num_address
-    parallel = parallel_call(runtime)
-    run_team = ctypes.c_int64(_run_team().address)
-    no_flags = ctypes.c_uint32(0)
-    get_num_threads = torch.get_num_threads
-
-    def launch(num_items: int, grain: int, *arguments: int, _held: Any = held) -> None:
+    def launch(num_items: int, grain: int, *arguments: int) -> None:
         pack(words, pack_offset, 0, num_items, grain, *arguments)
+        if recordings:
+            _record(memory, fault)
         if num_items <= grain or (num_threads := get_num_threads()) == 1:
             run_here(header)
         else:
-            parallel(run_team, header, num_threads, no_flags)
+            run_parallel(num_threads)
+        if fault is not None:
+            fault.check()
 
     return launch
 
 
-def _note(worker: CompiledWorker, words: Any, index: int) -> None:
-    """Tells an audit, if one listens, of the worker and of the word that counts its entries."""
-    note_loaded_code(
-        LoadedCode(
-            symbol=worker.symbol,
-            address=worker.address,
-            entries=lambda: int(words[index]),
-            object_code=worker.object_code,
-        )
-    )
+def _parallel_run(runtime: ParallelRuntime | None, header: ctypes.c_int64) -> Callable[[int], None]:
+    """Runs a launch on a team of so many threads."""
+    if runtime is None:
+
+        def refuse(num_threads: int) -> None:
+            raise RuntimeError(f"launch: {num_threads} threads asked for without an OpenMP runtime")
+
+        return refuse
+    parallel = parallel_call(runtime)
+    run_team = ctypes.c_int64(_run_team().address)
+    no_flags = ctypes.c_uint32(0)
+    return lambda num_threads: parallel(run_team, header, num_threads, no_flags)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A worker of a `StagedLaunch`; the fields are the arguments of `bind_worker`."""
-
-    worker: CompiledWorker
-    num_arguments: int
-    constants: tuple[int | torch.Tensor, ...] = ()
-
-    @property
-    def num_words(self) -> int:
-        return _HEADER_WORDS + self.num_arguments + len(self.constants)
+def _record(memory: LaunchMemory, fault: Fault | None) -> None:
+    memory.record()
+    recording = recording_here()
+    if recording is not None and fault is not None:
+        recording.faults[id(fault)] = fault
 
 
 def bind_stages(first: Stage, second: Stage) -> StagedLaunch:
     """Give two workers their argument memory and return the call that runs one after the other."""
     runtime, _ = parallel_runtime()
-    start_second = _STAGES_WORDS + first.num_words
-    words = (ctypes.c_int64 * (start_second + second.num_words))()
+    starts = (SEQUENCE_WORDS + 2, SEQUENCE_WORDS + 2 + first.num_words)
+    words = (ctypes.c_int64 * (starts[1] + second.num_words))()
     address = ctypes.addressof(words)
-    if runtime is not None:
-        words[_PARALLEL], words[_RUN_TEAM] = runtime.parallel_address, _run_team().address
-    packs = []
-    for index, (stage, start) in enumerate(((first, _STAGES_WORDS), (second, start_second))):
-        words[_STAGES + index] = address + 8 * start
-        words[start + _WORKER] = stage.worker.address
-        words[start + _ARGUMENTS] = address + 8 * (start + _HEADER_WORDS)
-        words[start + _THREAD_NUM] = 0 if runtime is None else runtime.thread_num_address
-        words[start + _HEADER_WORDS + stage.num_arguments : start + stage.num_words] = [
-            item.data_ptr() if isinstance(item, torch.Tensor) else item for item in stage.constants
-        ]
-        packs.append(struct.Struct(f"={3 + stage.num_arguments}q").pack_into)
-        _note(stage.worker, words, start + _ENTRIES)
-    held = (first, second)  # as a default argument, for as long as the launch lives
-    pack_first, pack_second = packs
-    first_offset, second_offset = 8 * (_STAGES_WORDS + _NEXT_ITEM), 8 * (start_second + _NEXT_ITEM)
+    fill_sequence(words, [address + 8 * start for start in starts])
+    memories = [
+        LaunchMemory(words, start, stage, runtime)
+        for start, stage in zip(starts, (first, second), strict=True)
+    ]
+    pack_first, pack_second = (memory.pack for memory in memories)
+    first_offset, second_offset = (memory.pack_offset for memory in memories)
     header = ctypes.c_int64(address)
-    run_stages = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_run_stages().address)
-    get_num_threads = torch.get_num_threads if runtime is not None else lambda: 1
+    run = sequence_call()
 
-    def launch(first: tuple[int, ...], second: tuple[int, ...], _held: Any = held) -> None:
+    def launch(first: tuple[int, ...], second: tuple[int, ...]) -> None:
         pack_first(words, first_offset, 0, *first)
         pack_second(words, second_offset, 0, *second)
-        words[_NUM_THREADS] = get_num_threads()
-        run_stages(header)
+        if recordings:
+            for memory in memories:
+                memory.record()
+        set_threads(words)
+        run(header)
 
     return launch
 
@@ -181,17 +155,17 @@ def _run_team() -> CompiledWorker:
 
     def run_team(header_address: int) -> None:
         header = pointer_int64(header_address)
-        thread = call_int(header[_THREAD_NUM])
-        num_items = header[_NUM_ITEMS]
-        grain = header[_GRAIN]
+        thread = call_int(header[THREAD_NUM])
+        num_items = header[NUM_ITEMS]
+        grain = header[GRAIN]
         while True:
-            begin = atomic_fetch_add(header_address + 8 * _NEXT_ITEM, grain)
+            begin = atomic_fetch_add(header_address + 8 * NEXT_ITEM, grain)
             if begin >= num_items:
                 return
             if begin == 0:
-                header[_ENTRIES] += 1
+                pointer_int64(header[ENTRIES])[0] += 1
             end = min(begin + grain, num_items)
-            call_worker(header[_WORKER], header[_ARGUMENTS], begin, end, thread)
+            call_worker(header[WORKER], header[ARGUMENTS], begin, end, thread)
 
     return compile_runner(run_team)
 
@@ -202,29 +176,8 @@ def _run_here() -> CompiledWorker:
 
     def run_here(header_address: int) -> None:
         header = pointer_int64(header_address)
-        if header[_NUM_ITEMS] > 0:
-            header[_ENTRIES] += 1
-        call_worker(header[_WORKER], header[_ARGUMENTS], 0, header[_NUM_ITEMS], 0)
+        if header[NUM_ITEMS] > 0:
+            pointer_int64(header[ENTRIES])[0] += 1
+        call_worker(header[WORKER], header[ARGUMENTS], 0, header[NUM_ITEMS], 0)
 
     return compile_runner(run_here)
-
-
-@functools.cache
-def _run_stages() -> CompiledWorker:
-    """Runs the workers of a staged launch one after the other, on the team where it pays."""
-
-    def run_stages(address: int) -> None:
-        words = pointer_int64(address)
-        num_threads = words[_NUM_THREADS]
-        for stage in range(_NUM_STAGES):
-            header_address = words[_STAGES + stage]
-            header = pointer_int64(header_address)
-            num_items = header[_NUM_ITEMS]
-            if num_items <= header[_GRAIN] or num_threads == 1:
-                if num_items > 0:
-                    header[_ENTRIES] += 1
-                call_worker(header[_WORKER], header[_ARGUMENTS], 0, num_items, 0)
-            else:
-                call_parallel(words[_PARALLEL], words[_RUN_TEAM], header_address, num_threads)
-
-    return compile_runner(run_stages)

@@ -18,6 +18,7 @@ class ParallelRuntime:
 
     parallel_address: int
     thread_num_address: int
+    barrier_address: int
 
 
 @functools.cache
@@ -42,6 +43,7 @@ def parallel_runtime() -> tuple[ParallelRuntime | None, str]:
             runtime = ParallelRuntime(
                 parallel_address=_address_of(library.GOMP_parallel),
                 thread_num_address=_address_of(library.omp_get_thread_num),
+                barrier_address=_address_of(library.GOMP_barrier),
             )
         except (OSError, AttributeError) as error:
             missing.append(str(error))

@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+from hal_kernels.cpu_recording import hold
+
 # More is given back when the call ends.
 _MOST_KEPT_BYTES = 8 * 2**20
 
@@ -25,8 +27,10 @@ def thread_scratch(num_bytes: int) -> torch.Tensor:
     """
     memory = _buffer.memory
     if memory.numel() >= num_bytes:
+        hold(memory)
         return memory
     memory = torch.empty(num_bytes, dtype=torch.uint8)
+    hold(memory)
     if num_bytes <= _MOST_KEPT_BYTES:
         _buffer.memory = memory
     return memory

@@ -13,7 +13,8 @@ import torch
 
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import compile_worker
-from hal_kernels.cpu_launch import Launch, Stage, bind_stages, bind_worker
+from hal_kernels.cpu_launch import Launch, bind_stages, bind_worker
+from hal_kernels.cpu_launch_memory import Stage
 from hal_kernels.cpu_simd import FP32, LANES, vector_exp, vector_load, vector_store
 from hal_kernels.openmp_runtime import parallel_runtime
 

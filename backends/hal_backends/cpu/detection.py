@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from hal.device import Confidence, DetectedDevice, DeviceSpec, Evidence, MissingDependency
+from hal.device import (
+    GRAPH_CAPTURE,
+    Confidence,
+    DetectedDevice,
+    DeviceSpec,
+    Evidence,
+    MissingDependency,
+)
 from hal.errors import DetectionError
 from hal.host import HostProbe
 
@@ -102,7 +109,7 @@ def describe_device(device: DetectedDevice, host: HostProbe) -> DeviceSpec:
     cores = _usable_cores(host, text, evidence)
     memory = _usable_memory(host, evidence)
     forced = _forced_levels(host, evidence)
-    features = _within(flags & _FEATURES, forced)
+    features = _within(flags & _FEATURES, forced) | {GRAPH_CAPTURE}
     evidence["features"] = Evidence(source=CPUINFO, found=" ".join(sorted(features)))
     attributes: dict[str, str | int | float] = {
         "numa_nodes": _numa_nodes(host, evidence),

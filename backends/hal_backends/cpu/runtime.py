@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -15,6 +16,7 @@ from hal.errors import DetectionError
 from hal.host import LocalHost
 from hal.ops.collective import CollectiveGroup
 from hal_backends.torch_group import TorchGroup
+from hal_kernels.cpu_capture import CapturedStep, SharedMemory, capture
 from hal_kernels.openmp_runtime import parallel_runtime
 
 # A rank that is silent for this long counts as dead: its peers' collectives raise.
@@ -38,6 +40,7 @@ class CpuRuntime:
                 "install a torch build with OpenMP, or give the process one core",
             )
         torch.set_num_threads(self._num_threads)
+        self._captures = SharedMemory()
 
     @property
     def torch_device(self) -> torch.device:
@@ -77,6 +80,12 @@ class CpuRuntime:
         limit = (host.read_text("/sys/fs/cgroup/memory.max") or "max").strip()
         used = (host.read_text("/sys/fs/cgroup/memory.current") or "0").strip()
         return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+
+    def capture(
+        self, step: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> CapturedStep:
+        """See `hal_kernels.cpu_capture.capture`. The results of all captures share memory."""
+        return capture(step, inputs, self._captures)
 
     def synchronize(self) -> None:
         """Nothing is asynchronous on this device."""

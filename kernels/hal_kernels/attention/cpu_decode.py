@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from hal_kernels.attention.cpu_arguments import AttentionKernel, check_attention_arguments
 from hal_kernels.attention.cpu_decode_worker import SPLIT_KEYS, compile_decode
 from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import dense_in_place, rows_to_read, vector_to_read
+from hal_kernels.cpu_recording import hold
 from hal_kernels.cpu_simd import LANES, element_kind
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def bind_attention_decode(
     out_features = num_heads * head_dim
     cache_dtype = kv_dtype or dtype
     partials = torch.empty(0, dtype=torch.float32)
-    arrivals = torch.zeros(0, dtype=torch.int64)
+    arrivals = _zeros(0)
 
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
@@ -93,7 +95,9 @@ def bind_attention_decode(
         if partials.numel() < batch * num_splits * partial_floats:
             partials = torch.empty(batch * num_splits * partial_floats, dtype=torch.float32)
         if arrivals.numel() < batch * num_kv_heads:
-            arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int64)
+            arrivals = _zeros(batch * num_kv_heads)
+        hold(partials)
+        hold(arrivals)
         num_items = batch * num_kv_heads * num_splits
         is_small = batch * meta.max_seq_len * num_heads < _PARALLEL_PAIRS
         seq_lens = vector_to_read("seq_lens", meta.seq_lens, torch.int32)
@@ -117,3 +121,8 @@ def bind_attention_decode(
         return out
 
     return kernel
+
+
+def _zeros(count: int) -> torch.Tensor:
+    """int64 [count], by no op of torch: a step that is captured has launches only."""
+    return torch.from_numpy(np.zeros(count, dtype=np.int64))

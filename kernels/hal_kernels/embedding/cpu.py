@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hal_kernels.cpu_fault import Fault
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_worker
 from hal_kernels.cpu_launch import bind_worker
@@ -44,17 +44,14 @@ def bind_embedding(*, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Te
         )
     vocab_size, hidden_size = weight.shape
     dtype = weight.dtype
-    bad_id = ctypes.c_int64(-1)
-    has_bad_id = ctypes.c_int64(0)
+    fault = Fault(
+        lambda token_id: IndexError(f"token id {token_id} is outside the {vocab_size} embeddings")
+    )
     launch = bind_worker(
         _compile_embedding(hidden_size, element_kind(dtype)),
         2,
-        (
-            weight,
-            vocab_size,
-            ctypes.addressof(has_bad_id),
-            ctypes.addressof(bad_id),
-        ),
+        (weight, vocab_size),
+        fault,
     )
     grain = max(1, _GRAIN_ELEMENTS // hidden_size)
 
@@ -63,9 +60,6 @@ def bind_embedding(*, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Te
         tokens = ids.shape[0]
         rows = torch.empty(tokens, hidden_size, dtype=dtype)
         launch(tokens, grain, ids.data_ptr(), rows.data_ptr())
-        if has_bad_id.value:
-            has_bad_id.value = 0
-            raise IndexError(f"token id {bad_id.value} is outside the {vocab_size} embeddings")
         return rows
 
     return embedding

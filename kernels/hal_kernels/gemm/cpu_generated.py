@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_launch import Stage, StagedLaunch, bind_stages
+from hal_kernels.cpu_launch import StagedLaunch, bind_stages
+from hal_kernels.cpu_launch_memory import Stage
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_float import (
     batch_block_rows,

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 
 from hal.ops.formats import QuantizedWeight
-from hal_kernels.cpu_launch import Stage, bind_stages
+from hal_kernels.cpu_launch import bind_stages
+from hal_kernels.cpu_launch_memory import Stage
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_int8 import (
     Int8Kernel,

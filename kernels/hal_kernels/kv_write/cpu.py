@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hal_kernels.cpu_fault import Fault
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_worker
 from hal_kernels.cpu_launch import bind_worker
@@ -51,12 +51,14 @@ def bind_kv_write(
     if k_features < 1 or v_features < 1:
         raise ValueError(f"a KV row needs features, got {k_features} for k and {v_features} for v")
     cache_dtype = kv_dtype or dtype
-    bad_slot = ctypes.c_int64(-1)
-    has_bad_slot = ctypes.c_int64(0)
+    num_slots = 0
+    fault = Fault(
+        lambda slot: IndexError(f"KV slot {slot} is outside the cache of {num_slots} slots")
+    )
     compiled = _compile_kv_write(
         k_features, v_features, element_kind(dtype), element_kind(cache_dtype)
     )
-    launch = bind_worker(compiled, 8, (ctypes.addressof(has_bad_slot), ctypes.addressof(bad_slot)))
+    launch = bind_worker(compiled, 8, (), fault)
     grain = max(1, _GRAIN_ELEMENTS // (k_features + v_features))
 
     def kv_write(
@@ -66,12 +68,13 @@ def bind_kv_write(
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
+        nonlocal num_slots
         k = rows_to_read("k of a KV write", k, k_features, dtype)
         v = rows_to_read("v of a KV write", v, v_features, dtype)
         dense_in_place("k cache", k_cache, cache_dtype)
         dense_in_place("v cache", v_cache, cache_dtype)
         slot_mapping = vector_to_read("slots of a KV write", slot_mapping, torch.int64)
-        shape = k_cache.shape
+        num_slots = k_cache.shape[0] * k_cache.shape[1]
         launch(
             k.shape[0],
             grain,
@@ -82,13 +85,8 @@ def bind_kv_write(
             k_cache.data_ptr(),
             v_cache.data_ptr(),
             slot_mapping.data_ptr(),
-            shape[0] * shape[1],
+            num_slots,
         )
-        if has_bad_slot.value:
-            has_bad_slot.value = 0
-            raise IndexError(
-                f"KV slot {bad_slot.value} is outside the cache of {shape[0]} blocks of {shape[1]}"
-            )
 
     return kv_write
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from hal_kernels.cpu_fault import Fault
 from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_worker
 from hal_kernels.cpu_launch import bind_worker
@@ -69,21 +69,15 @@ def bind_rope(
             f"got {list(cos_sin_cache.shape)}"
         )
     cache = cos_sin_cache.detach().to(torch.float32).contiguous()
-    bad_position = ctypes.c_int64(-1)
-    has_bad_position = ctypes.c_int64(0)
+    fault = Fault(
+        lambda position: IndexError(
+            f"rope position {position} is outside the {cache.shape[0]} cached positions"
+        )
+    )
     compiled = _compile_rope(
         num_heads, num_kv_heads, head_dim, rotary_dim, element_kind(dtype), style == "interleaved"
     )
-    launch = bind_worker(
-        compiled,
-        5,
-        (
-            cache,
-            cache.shape[0],
-            ctypes.addressof(has_bad_position),
-            ctypes.addressof(bad_position),
-        ),
-    )
+    launch = bind_worker(compiled, 5, (cache, cache.shape[0]), fault)
     grain = max(1, _GRAIN_ELEMENTS // ((num_heads + num_kv_heads) * rotary_dim))
 
     def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
@@ -99,12 +93,6 @@ def bind_rope(
             k.stride(0),
             positions.data_ptr(),
         )
-        if has_bad_position.value:
-            has_bad_position.value = 0
-            raise IndexError(
-                f"rope position {bad_position.value} is outside the {cache.shape[0]} cached "
-                "positions"
-            )
 
     return rope
 

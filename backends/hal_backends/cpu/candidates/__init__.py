@@ -15,6 +15,7 @@ from hal_backends.cpu.candidates import (
     embedding,
     gemm,
     products,
+    rope_kv_write,
     sampling,
 )
 
@@ -31,6 +32,7 @@ _OFFERS: Mapping[str, Offer] = MappingProxyType(
         "layer_norm": elementwise.layer_norm_candidates,
         "rope": elementwise.rope_candidates,
         "kv_write": elementwise.kv_write_candidates,
+        "rope_kv_write": rope_kv_write.candidates,
         "activation.gated": elementwise.activation_candidates,
         "embedding": embedding.candidates,
         "sample.top_k_top_p": sampling.candidates,

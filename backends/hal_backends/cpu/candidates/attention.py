@@ -98,6 +98,7 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             ),
             load=_load_decode,
             leaf=_LEAF,
+            is_graph_safe=True,
         ),
         KernelCandidate(
             name="cpu.attention.prefill.jit",

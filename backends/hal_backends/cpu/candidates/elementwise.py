@@ -71,6 +71,7 @@ def norm_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             summary="one pass, vectorised; residual added in place",
             not_supported_reasons=reasons,
             load=_load_norm,
+            is_graph_safe=True,
             leaf=_leaf("norm"),
         ),
     )
@@ -154,6 +155,7 @@ def rope_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             summary="in place on strided rows, vectorised",
             not_supported_reasons=reasons,
             load=_load_rope,
+            is_graph_safe=True,
             leaf=_leaf("rope"),
         ),
     )
@@ -188,6 +190,7 @@ def kv_write_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 vector_unit(device),
             ),
             load=_load_kv_write,
+            is_graph_safe=True,
             leaf=_leaf("kv_write", "vmovup|vmovdq"),
         ),
     )
@@ -218,6 +221,7 @@ def activation_candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 scope("dtype", r.dtype, _DTYPES), vector_unit(device)
             ),
             load=_load_activation,
+            is_graph_safe=True,
             leaf=_leaf("activation"),
         ),
     )

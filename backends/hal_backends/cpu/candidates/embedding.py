@@ -47,6 +47,7 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
                 scope("dtype", r.dtype, ("float32", "bfloat16")), vector_unit(device)
             ),
             load=_load_jit,
+            is_graph_safe=True,
             leaf=(
                 Leaf(kind="symbol", name="hal_kernels.embedding"),
                 Leaf(kind="instruction", name="vmovup|vmovdq"),

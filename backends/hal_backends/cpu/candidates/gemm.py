@@ -39,6 +39,7 @@ class _Offer:
     load: Callable[[], Bind]
     leaf: tuple[Leaf, ...]
     notes: tuple[SemanticNote, ...] = ()
+    is_graph_safe: bool = False  # launches of our own, which the runtime records
 
 
 def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
@@ -65,6 +66,7 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             leaf=offer.leaf,
             semantic_notes=_noting(offer),
             weight_layout=offer.name,
+            is_graph_safe=offer.is_graph_safe,
         )
         for offer in _offers(device)
     )
@@ -117,6 +119,7 @@ def _dense(device: DeviceSpec) -> Sequence[_Offer]:
             ),
             load=loaders.load_generated,
             leaf=_generated("vfmadd231ps"),
+            is_graph_safe=True,
         ),
         _Offer(
             name="cpu.gemm.onednn_fp32",
@@ -205,6 +208,7 @@ def _int8_activations(device: DeviceSpec) -> Sequence[_Offer]:
             ),
             load=loaders.load_generated_int8,
             leaf=_generated("vpdpbusd|vpmaddubsw"),
+            is_graph_safe=True,
         ),
         _Offer(
             name="cpu.gemm.onednn_int8",

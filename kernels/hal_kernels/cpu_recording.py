@@ -1,0 +1,66 @@
+"""Notes the launches of a step while they run, so that they can be run again: see `cpu_capture`.
+
+A recording belongs to the thread that makes it; launches of other threads are not in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from hal_kernels.cpu_fault import Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLaunch:
+    """One run of a worker. words: the launch's memory as it was (see `cpu_launch`), of which
+    `num_arguments` words behind the header were given by the call. owner: what keeps the worker's
+    code and constants alive."""
+
+    words: tuple[int, ...]
+    num_arguments: int
+    owner: Any
+
+
+@dataclass(slots=True)
+class Recording:
+    """What was launched, in order. faults: of the launches, each once. memory: what launches read
+    or write beside the tensors that torch made meanwhile."""
+
+    launches: list[RecordedLaunch] = field(default_factory=list)
+    faults: dict[int, Fault] = field(default_factory=dict)
+    memory: list[torch.Tensor] = field(default_factory=list)
+
+
+# By thread. Empty nearly always: a launch asks with one test.
+recordings: dict[int, Recording] = {}
+
+
+def recording_here() -> Recording | None:
+    """The recording of this thread, if it makes one."""
+    return recordings.get(threading.get_ident())
+
+
+def hold(memory: torch.Tensor) -> None:
+    """Keeps a kernel's own memory alive for as long as what is recorded now can be replayed."""
+    if recordings and (recording := recording_here()) is not None:
+        recording.memory.append(memory)
+
+
+@contextmanager
+def recorded_launches() -> Iterator[Recording]:
+    """The launches of this thread meanwhile. Raises RuntimeError inside another recording."""
+    thread = threading.get_ident()
+    if thread in recordings:
+        raise RuntimeError("capture: required one recording at a time, found one within another")
+    recordings[thread] = Recording()
+    try:
+        yield recordings[thread]
+    finally:
+        del recordings[thread]
