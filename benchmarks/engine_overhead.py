@@ -80,6 +80,7 @@ class InstantRunner:
     num_blocks = 8192
     max_model_len = 8192
     supports_embeddings = False
+    num_replays = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

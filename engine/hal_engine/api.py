@@ -113,6 +113,7 @@ class EngineStats:
     generated_tokens: int
     preemptions: int
     steps: int
+    replayed_steps: int  # of them, those that ran as one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,10 @@ class ModelRunner(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def supports_embeddings(self) -> bool: ...
+    @property
+    def num_replays(self) -> int:
+        """Calls of `execute` that ran as the replay of a captured step."""
+        ...
 
     def execute(self, batch: Batch) -> torch.Tensor:
         """Runs the new tokens and writes their KV: in each layer that of the whole batch, before

@@ -20,6 +20,7 @@ from hal_engine.planning import PlannedModel
 from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.runner import LocalRunner
 from hal_engine.shards import shard_model
+from hal_engine.step_capture import captured_sizes
 from hal_engine.tensor_parallel import TensorParallelRunner
 from hal_engine.worker_starting import WorkerOrder, start_workers
 from hal_engine.workers import Workers
@@ -52,7 +53,7 @@ def build_runner(
     runtime = registry.create_runtime(planned.device)
     num_blocks = choose_num_blocks(planned, runtime.free_memory_bytes())
     if world_size == 1:
-        return build_rank(planned, 0, None, num_blocks, progress, ops=ops)
+        return build_rank(planned, 0, None, num_blocks, progress, ops=ops, runtime=runtime)
     with contextlib.ExitStack() as ending:
         # Whatever goes wrong on the way, no worker, connection or cache is left behind.
         afterwards = ending.enter_context(contextlib.ExitStack())
@@ -93,6 +94,7 @@ def build_rank(
     *,
     ops: BoundOps | None = None,
     runner_type: type[LocalRunner] = LocalRunner,
+    runtime: Runtime | None = None,
 ) -> tuple[LocalRunner, BoundOps]:
     """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
     config, options = planned.config, planned.options
@@ -126,6 +128,8 @@ def build_rank(
         num_blocks=num_blocks,
         block_size=options.block_size,
         max_model_len=planned.max_model_len,
+        runtime=runtime,
+        captured=captured_sizes(planned.plan.ops, planned.device, options, rank),
     )
     unbound = ops.unbound_sites()
     if unbound:
@@ -135,6 +139,7 @@ def build_rank(
             f"not bound: {', '.join(unbound)}",
             "the call sites and the model disagree: report it",
         )
+    runner.rehearse_captures()
     return runner, ops
 
 

@@ -255,6 +255,7 @@ class EngineCore:
             generated_tokens=self.generated_tokens,
             preemptions=scheduler.num_preemptions,
             steps=self.num_steps,
+            replayed_steps=self.runner.num_replays,
         )
 
 

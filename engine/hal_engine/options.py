@@ -47,6 +47,10 @@ class EngineOptions(BaseModel):
     max_waiting: int = Field(
         default=256, ge=1, le=1 << 20, description="requests that may wait; more are refused"
     )
+    capture_steps: Literal["auto", "off"] = Field(
+        default="auto",
+        description="run decode steps as one call where the plan's implementations allow it",
+    )
     prefix_reuse: bool = Field(default=True, description="share KV blocks of equal prefixes")
     allow_semantics: tuple[str, ...] = Field(
         default=(), description="names of semantic notes that are accepted"

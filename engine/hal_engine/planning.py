@@ -30,6 +30,7 @@ from hal_engine.plan_notes import call_notes, device_notes, model_notes
 from hal_engine.precision import Precision, resolve_precision
 from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.sparse_choice import allow_dense_attention, check_sparse_off
+from hal_engine.step_capture import capture_notes
 
 # Longer contexts than this are served on request only: their KV cache would take the memory.
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -136,6 +137,7 @@ def plan_model(
         is_strict=is_strict,
         on_decision=registry.decision_made,
     )
+    plan = replace(plan, notes=[*plan.notes, *capture_notes(plan.ops, device, options)])
     return PlannedModel(
         config=config,
         precision=precision,

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from hal.binding import BoundOps
+from hal.hookspecs import CapturingRuntime, Runtime
 from hal.ops.attention import AttentionMetadata
 from hal.ops.formats import torch_dtype
+from hal.ops.request import TokenRange
 from hal_engine.api import RequestRefusedError
 from hal_engine.batch import Batch, ScheduledSequence
+from hal_engine.captured_steps import CapturedSteps
 from hal_engine.config import ModelConfig
 from hal_engine.models.decoder import Decoder
 from hal_engine.models.step_inputs import StepInputs
@@ -34,7 +37,11 @@ class LocalRunner:
         num_blocks: int,
         block_size: int,
         max_model_len: int,
+        runtime: Runtime | None = None,
+        captured: Sequence[TokenRange] = (),
     ) -> None:
+        """runtime: of the device, if it captures steps. captured: numbers of sequences whose decode
+        steps are (see `step_capture`)."""
         self._config = config
         self._decoder = decoder
         self._num_blocks, self._block_size = num_blocks, block_size
@@ -45,6 +52,17 @@ class LocalRunner:
             (zeroed_host_memory(shape, dtype), zeroed_host_memory(shape, dtype))
             for _ in range(config.num_layers)
         ]
+        self._captured: CapturedSteps | None = None
+        if captured and isinstance(runtime, CapturingRuntime):
+            self._captured = CapturedSteps(
+                runtime=runtime,
+                forward=self._forward,
+                ops=ops,
+                sizes=captured,
+                caches=[tensor for pair in self._caches for tensor in pair],
+                block_size=block_size,
+                max_model_len=max_model_len,
+            )
         self._top_k_top_p = None
         if shard.rank == 0:
             self._top_k_top_p = ops.bind("sampler.top_k_top_p")
@@ -72,7 +90,24 @@ class LocalRunner:
     def execute(self, batch: Batch) -> torch.Tensor:
         """See `ModelRunner.execute`."""
         with torch.inference_mode():
-            return self._decoder.forward(self._inputs(batch), self._caches)
+            if self._captured is not None and self._captured.serves(batch):
+                return self._captured.run(batch)
+            return self._forward(self._inputs(batch))
+
+    def rehearse_captures(self) -> None:
+        """Captures a step of each range of sizes, so that a kernel that cannot be captured is found
+        before the first request. Writes into KV blocks. Raises CaptureError."""
+        if self._captured is not None:
+            with torch.inference_mode():
+                self._captured.rehearse(self._num_blocks * self._block_size)
+
+    @property
+    def num_replays(self) -> int:
+        """See `ModelRunner.num_replays`."""
+        return 0 if self._captured is None else self._captured.num_replays
+
+    def _forward(self, step: StepInputs) -> torch.Tensor:
+        return self._decoder.forward(step, self._caches)
 
     def embed(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RequestRefusedError(

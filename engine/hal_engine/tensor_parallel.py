@@ -50,6 +50,10 @@ class TensorParallelRunner:
         return self._local.supports_embeddings
 
     @property
+    def num_replays(self) -> int:
+        return self._local.num_replays
+
+    @property
     def worker_process_ids(self) -> list[int]:
         return self._workers.process_ids
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -44,16 +45,41 @@ Observe = Callable[[Binding, Kernel], BoundOp]
 class CallCounter:
     """Counts calls; safe from several threads."""
 
-    __slots__ = ("_count", "tick")
+    __slots__ = ("_count", "_repeats", "tick")
 
     def __init__(self) -> None:
         self._count = itertools.count()
+        self._repeats: list[tuple[CallCounter, int]] = []
         self.tick: Callable[[], int] = self._count.__next__
 
     @property
     def value(self) -> int:
+        return self.own + sum(calls * repeats.own for repeats, calls in tuple(self._repeats))
+
+    @property
+    def own(self) -> int:
+        """Ticks, without repeats."""
         # The only way to read an itertools.count without advancing it is its documented repr.
         return int(repr(self._count)[len("count(") : -1])
+
+    def add_repeats(self, repeats: CallCounter, calls: int) -> None:
+        """From now on each tick of `repeats` counts as so many calls."""
+        self._repeats.append((repeats, calls))
+
+
+class RecordedCalls:
+    """The calls of a step that can be run again as one: see `BoundOps.recorded_calls`."""
+
+    __slots__ = ("_repeats", "repeat")
+
+    def __init__(self) -> None:
+        self._repeats = CallCounter()
+        self.repeat: Callable[[], int] = self._repeats.tick
+        """Counts every call of the step once more."""
+
+    def record(self, calls: Mapping[CallCounter, int]) -> None:
+        for counter, times in calls.items():
+            counter.add_repeats(self._repeats, times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +112,14 @@ class BoundOps:
         *,
         wrap: WrapKernel | None = None,
         observe: Observe | None = None,
+        is_looking: Callable[[], bool] | None = None,
     ) -> None:
-        """Both are for an audit, which looks inside calls: wrap(site, implementation, kernel) gives
+        """All are for an audit, which looks inside calls: wrap(site, implementation, kernel) gives
         the kernel to call instead, observe(binding, kernel) a call that gets the number of tokens
-        as well.
+        as well; is_looking says whether calls that are made now are looked at, without it all are.
         """
         self._plan = plan
-        self._wrap, self._observe = wrap, observe
+        self._wrap, self._observe, self._is_looking = wrap, observe, is_looking
         self._bound: list[_Bound] = []
         self._loaded: dict[str, Bind] = {}
         self._by_site: dict[tuple[str, str], list[PlannedOp]] = {}
@@ -105,6 +132,26 @@ class BoundOps:
     @property
     def plan(self) -> Plan:
         return self._plan
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether calls may be replayed as one now: nobody looks inside."""
+        if self._is_looking is not None:
+            return not self._is_looking()
+        return self._wrap is None and self._observe is None
+
+    @contextmanager
+    def recorded_calls(self) -> Iterator[RecordedCalls]:
+        """Notes which calls are made meanwhile, by one thread, so that `repeat` counts them again:
+        for steps that are run as one call, whose kernels are those of these calls."""
+        before = [bound.counter.own for bound in self._bound]
+        recorded = RecordedCalls()
+        yield recorded
+        calls = {
+            bound.counter: bound.counter.own - count
+            for bound, count in zip(self._bound, before, strict=True)
+        }
+        recorded.record({counter: times for counter, times in calls.items() if times})
 
     def most_tokens(self, site: str, phase: str = "any") -> int:
         """The most tokens that the plan has a call site for, 0 if it has not: a site that a joined

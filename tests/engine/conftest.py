@@ -75,6 +75,7 @@ class FakeRunner:
     """Keeps tokens where a model keeps keys and values, and reads them through the block table."""
 
     supports_embeddings = True
+    num_replays = 0
 
     def __init__(
         self,

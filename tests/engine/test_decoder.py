@@ -33,12 +33,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return tiny_models.make_tiny_model(request.param, folder, seed=torch.seed() % 2**31)
 
 
-@pytest.fixture(scope="module")
-def runner(model: Any, registry: BackendRegistry) -> Iterator[LocalRunner]:
+@pytest.fixture(scope="module", params=["captured", "call-by-call"])
+def runner(
+    model: Any, registry: BackendRegistry, request: pytest.FixtureRequest
+) -> Iterator[LocalRunner]:
     options = EngineOptions(precision="fp32", max_num_batched_tokens=128, num_blocks=96)
     planned = plan_model(model.folder, options, registry, WaiverBook())
-    built, _ = build_rank(planned, 0, None, 96)
+    runtime = registry.create_runtime(planned.device) if request.param == "captured" else None
+    built, _ = build_rank(planned, 0, None, 96, runtime=runtime)
     yield built
+    assert (built.num_replays > 0) == (request.param == "captured")
     built.close()
 
 
@@ -74,7 +78,7 @@ def test_chunks_then_decode(model: Any, runner: LocalRunner) -> None:
         for a, b in ((0, 7), (7, 39), (39, 48))
     ]
     parts += [
-        runner.execute(Batch(decode=[ScheduledSequence(0, [ids[i]], i, blocks, "last")]))
+        runner.execute(Batch(decode=[ScheduledSequence(0, [ids[i]], i, blocks, "last")])).clone()
         for i in range(48, 70)
     ]
     assert _error(torch.cat(parts), _oracle(model, ids)) <= TOLERANCE

@@ -137,7 +137,7 @@ def check_counts(watched: Watched, counts: dict[tuple[str, str], int], num_layer
         ("lm_head", "any"): with_logits,
     }
     layer_sites = {site.split(".", 2)[2] for site, _ in counts if site.startswith("layers.0.")}
-    assert {"qkv_proj", "rope", "kv_write", "attention", "o_proj"} <= layer_sites
+    assert {"qkv_proj", "rope_kv_write", "attention", "o_proj"} <= layer_sites
     for layer in range(num_layers):
         for name in layer_sites - {"attention"}:
             wanted[(f"layers.{layer}.{name}", "any")] = steps

@@ -64,6 +64,10 @@ class AuditedRunner:
     def supports_embeddings(self) -> bool:
         return self._inner.supports_embeddings
 
+    @property
+    def num_replays(self) -> int:
+        return self._inner.num_replays
+
     def execute(self, batch: Batch) -> torch.Tensor:
         """See `ModelRunner.execute`."""
         self.num_steps += 1

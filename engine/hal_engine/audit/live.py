@@ -30,7 +30,11 @@ class LiveAudit:
         self._observer = CallObserver()
         self._step = StepMode(self._observer)
         self._runner: AuditedRunner | None = None
-        self.ops = BoundOps(planned.plan, observe=self._observer.observe)
+        self.ops = BoundOps(
+            planned.plan,
+            observe=self._observer.observe,
+            is_looking=lambda: self._observer.is_looking,
+        )
 
     def wrap(self, runner: ModelRunner) -> AuditedRunner:
         """The runner for the engine."""

@@ -87,6 +87,11 @@ class CallObserver:
         self._looking = _NOTHING
         self._lock = threading.Lock()
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether calls that are made now are timed or watched."""
+        return self._looking != _NOTHING
+
     def observe(self, binding: Binding, kernel: Kernel) -> BoundOp:
         """The call of one site and range, as `BoundOps` wants it."""
         choice = binding.planned.choice

@@ -135,6 +135,10 @@ class _EngineCollector:
             "hal_generated_tokens": ("Tokens generated.", stats.generated_tokens),
             "hal_preemptions": ("Sequences preempted to be recomputed.", stats.preemptions),
             "hal_engine_steps": ("Steps of the engine.", stats.steps),
+            "hal_engine_replayed_steps": (
+                "Steps that ran as one call, the replay of a captured step.",
+                stats.replayed_steps,
+            ),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value=value)

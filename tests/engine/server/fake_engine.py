@@ -232,6 +232,7 @@ class FakeEngine:
             generated_tokens=self.tokens_sent,
             preemptions=2,
             steps=self.tokens_sent,
+            replayed_steps=self.tokens_sent // 2,
         )
 
     def op_calls(self) -> Sequence[OpCallCount]:

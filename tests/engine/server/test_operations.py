@@ -145,6 +145,7 @@ def test_metrics(start_server: Any) -> None:
     assert value("hal_sequences_waiting") == 3
     assert value("hal_kv_blocks_total") == 100
     assert value("hal_preemptions_total") == 2
+    assert value("hal_engine_replayed_steps_total") == 2
     assert value("hal_cached_prompt_tokens_total") == 11
     assert value("hal_engine_alive") == 1
     assert value("hal_plan_info", hash=server.engine.plan_hash()) == 1
