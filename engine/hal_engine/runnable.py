@@ -8,13 +8,18 @@ from hal_engine.config import RUNNABLE_FAMILIES, ModelConfig
 from hal_engine.preset_files import preset_of
 
 
+def is_runnable_on(device: DeviceSpec) -> bool:
+    """Whether tensors of the device are in the host's memory."""
+    return device.torch_device == "cpu"
+
+
 def check_runnable_on(device: DeviceSpec) -> None:
     """Raises PlanError for a device whose tensors are not in the host's memory.
 
     The runner makes its tensors there: on such a device the plan's implementations would be called
     with them, and torch's would run on the CPU without a word.
     """
-    if device.torch_device != "cpu":
+    if not is_runnable_on(device):
         raise PlanError(
             f"device {device.device_id} ({device.name})",
             'a device whose tensors are in the host\'s memory (torch device "cpu")',

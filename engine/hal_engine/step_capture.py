@@ -12,6 +12,7 @@ from hal.device import GRAPH_CAPTURE, DeviceSpec
 from hal.ops.request import TokenRange
 from hal.plan import PlannedOp
 from hal_engine.options import EngineOptions
+from hal_engine.runnable import is_runnable_on
 
 # The sampler is called by the engine, behind the step.
 _OUTSIDE = "sampler."
@@ -31,7 +32,7 @@ def captured_sizes(
 ) -> list[TokenRange]:
     """Numbers of sequences whose decode steps are captured. A border of any call's token ranges is
     a border here: within a range, the same implementations are captured."""
-    if options.capture_steps == "off" or GRAPH_CAPTURE not in device.features:
+    if options.capture_steps == "off" or not _captures(device):
         return []
     return [
         sizes
@@ -43,8 +44,8 @@ def captured_sizes(
 def capture_notes(
     ops: Sequence[PlannedOp], device: DeviceSpec, options: EngineOptions
 ) -> list[str]:
-    """What a plan says of it; nothing of a device that captures no steps."""
-    if GRAPH_CAPTURE not in device.features:
+    """What a plan says of it; nothing of a device that captures no steps of this engine."""
+    if not _captures(device):
         return []
     if options.capture_steps == "off":
         return ["decode steps run call by call: capture_steps is off"]
@@ -59,6 +60,10 @@ def capture_notes(
         f"decode steps of {_said(sizes)} sequences run call by call: not safe to capture: {why}"
         for why, sizes in apart.items()
     ]
+
+
+def _captures(device: DeviceSpec) -> bool:
+    return GRAPH_CAPTURE in device.features and is_runnable_on(device)
 
 
 def _decoding(ops: Iterable[PlannedOp], rank: int) -> list[PlannedOp]:

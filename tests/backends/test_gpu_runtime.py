@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from hal.device import DeviceSpec
 from hal.errors import DetectionError
-from hal.hookspecs import Runtime
+from hal.hookspecs import CapturingRuntime, Runtime
 from hal_backends.gpu import self_test
 from hal_backends.gpu.runtime import (
     EXTENSIONS,
@@ -106,7 +108,59 @@ def test_a_platform_without_a_known_collective_backend_refuses(tmp_path: Path) -
 def test_no_graph_without_the_verified_feature() -> None:
     runtime = TorchRuntime(DEVICE, FakeAccelerator([0x3B]))
     with pytest.raises(DetectionError, match="graph_capture"):
-        runtime.capture(lambda: None)
+        runtime.capture(lambda: torch.zeros(1), [])
+
+
+class GraphingAccelerator(FakeAccelerator):
+    """With graphs that note what is done to them."""
+
+    def __init__(self) -> None:
+        super().__init__([0x3B])
+        self.log: list[str] = []
+        log = self.log
+
+        class FakeGraph:
+            def replay(self) -> None:
+                log.append("replay")
+
+        self.CUDAGraph = FakeGraph
+
+    def Stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any) -> Iterator[None]:
+        self.log.append("begin")
+        yield
+        self.log.append("end")
+
+
+def test_a_captured_graph_has_run_once_and_keeps_its_inputs() -> None:
+    accelerator = GraphingAccelerator()
+    device = dataclasses.replace(DEVICE, features=frozenset({"graph_capture"}))
+    runtime = TorchRuntime(device, accelerator)
+    assert isinstance(runtime, CapturingRuntime)
+    x = torch.randn(3)
+
+    def step() -> torch.Tensor:
+        accelerator.log.append("step")
+        return x * 2
+
+    captured = runtime.capture(step, [x])
+    # Warmed up on another stream, captured, which launches nothing, then run.
+    assert accelerator.log[-4:] == ["begin", "step", "end", "replay"]
+    assert set(accelerator.log[:-4]) == {"step"}
+    assert torch.equal(captured.output, 2 * x)
+    assert any(tensor is x for tensor in captured.inputs)
+    captured.replay()
+    assert accelerator.log[-1] == "replay"
 
 
 @pytest.mark.parametrize("backend", sorted(EXTENSIONS))

@@ -8,7 +8,8 @@ ambiguous device and a missing collective backend are errors.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
@@ -143,11 +144,12 @@ class TorchRuntime:
         """A stream of the device beside the current one."""
         return self._accelerator.Stream(device=self._torch_device)
 
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Records what `step` launches and returns the replay of it.
+    def capture(
+        self, step: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> CapturedGraph:
+        """See `hal.hookspecs.CapturingRuntime`; `step` runs several times.
 
-        Raises DetectionError if the device has no verified graph capture. The tensors that `step`
-        uses must outlive the replay.
+        Raises DetectionError if the device has no verified graph capture.
         """
         if "graph_capture" not in self._device.features:
             raise DetectionError(
@@ -164,9 +166,20 @@ class TorchRuntime:
         self._accelerator.current_stream(self._torch_device).wait_stream(side)
         graph = _graph_type(self._accelerator)()
         with self._accelerator.graph(graph):
-            step()
-        replay: Callable[[], None] = graph.replay
-        return replay
+            output = step()
+        captured = CapturedGraph(output=output, replay=graph.replay, inputs=tuple(inputs))
+        captured.replay()  # capturing launches nothing
+        return captured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedGraph:
+    """See `hal.hookspecs.CapturedStep`. inputs: kept alive, as the graph reads their memory."""
+
+    output: torch.Tensor
+    replay: Callable[[], None]
+    inputs: tuple[torch.Tensor, ...]
+    num_launches: int = 0
 
 
 def _graph_type(accelerator: Any) -> Any:
