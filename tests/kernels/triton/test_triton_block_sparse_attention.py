@@ -14,9 +14,7 @@ from block_lists import list_metadata, paged_heads, random_lists
 from gpu_devices import gpu
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest, reference
 from hal_kernels.block_sparse_attention.triton_limits import not_supported_reasons
-
-# Weights are rounded once (2**-9 and 2**-12), the result once more.
-TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+from kernel_errors import assert_exact
 
 
 def request_of(**fields: Any) -> BlockSparseAttentionRequest:
@@ -74,10 +72,7 @@ def check(
     request: BlockSparseAttentionRequest, lengths: list[tuple[int, int]], **more: Any
 ) -> torch.Tensor:
     found, exact = run(request, lengths, **more)
-    assert found.isfinite().all()
-    assert (found.double() - exact).abs().max() <= TOLERANCE[request.dtype] * max(
-        float(exact.abs().max()), 2.0**-20
-    )
+    assert_exact("block_sparse_attention", found, exact)
     return found
 
 
@@ -140,8 +135,7 @@ def test_whole_lists_are_plain_attention() -> None:
         attn_mask=torch.ones(90, 90, dtype=torch.bool).tril()[-4:],
         scale=0.2,
     )
-    difference = found.double().view(4, 4, 24).transpose(0, 1) - exact
-    assert difference.abs().max() <= TOLERANCE["bfloat16"] * exact.abs().max()
+    assert_exact("block_sparse_attention", found, exact.transpose(0, 1).flatten(1))
 
 
 @settings(max_examples=5, deadline=None, phases=[Phase.generate])
