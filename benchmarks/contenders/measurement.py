@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from contenders.process import ContenderProcess
+from contenders.process import ContenderError, ContenderProcess
 
 FIRST_ORDINARY_TOKEN = 1000  # below are control tokens and single bytes
+_ATTEMPTS = 3
 Rates = dict[str, float]
 
 
@@ -71,8 +72,25 @@ def measure_turn(process: ContenderProcess, workload: Workload, source: PromptSo
     )
     rates = {next(rows): workload.prefill_tokens / durations[len(durations) // 2]}
     for batch in workload.batches:
+        steps = workload.new_tokens - 1
+        rates[next(rows)] = batch * steps / _decode_seconds(process, workload, source, batch)
+    return rates
+
+
+def _decode_seconds(
+    process: ContenderProcess, workload: Workload, source: PromptSource, batch: int
+) -> float:
+    """Time of all steps but the first. A step takes no less time than as many tokens of a prompt:
+    where it seems to, another's work fell into one of the two measurements, which are repeated.
+
+    Raises ContenderError where that is so time and again.
+    """
+    for _ in range(_ATTEMPTS):
         first, _ = process.generate(source.take(batch, workload.prompt_tokens), 1)
         whole, _ = process.generate(source.take(batch, workload.prompt_tokens), workload.new_tokens)
-        # A disturbed run can make this difference absurd; the report's spread shows it.
-        rates[next(rows)] = batch * (workload.new_tokens - 1) / max(whole - first, 1e-9)
-    return rates
+        if whole - first >= first * (workload.new_tokens - 1) / workload.prompt_tokens:
+            return whole - first
+    raise ContenderError(
+        f"decode x{batch}: required a whole run longer than its first token, found "
+        f"{whole:.3f} s and {first:.3f} s after {_ATTEMPTS} attempts; measure on a quieter machine"
+    )
