@@ -266,7 +266,8 @@ def test_the_process_of_a_chat_template_ends_with_its_engine(folder: Path) -> No
 def test_a_start_that_fails_leaves_no_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, seen = set(renderers()), []
+    before = set(renderers())
+    seen: list[psutil.Process] = []
 
     def build(*_: Any, **__: Any) -> Any:
         seen.extend(set(renderers()) - before)
