@@ -29,11 +29,13 @@ from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.ops.kv_write import KvWriteRequest
+from hal.ops.latent_kv_write import LatentKvWriteRequest
 from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.norm import RmsNormRequest
+from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.nsa_attention import NsaAttentionRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest, TokenRange
@@ -119,6 +121,11 @@ def _rounded(name: str, group: int, **more: Any) -> OpRequest:
     return _fused(name, epilogue="silu_gated", **given, **more)
 
 
+def _norm_quantize(out_dtype: Any, group: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"hidden_size": 7168, **_BF16} | more
+    return NormQuantizeRequest(out_dtype=out_dtype, group_size=group, **given)
+
+
 def _gemm_norm(name: str) -> OpRequest:
     return GemmNormRequest(n=7168, k=4096, weight_format=FORMATS[name], **_BF16)
 
@@ -154,6 +161,21 @@ def _rope_kv_write(heads: int, **more: Any) -> OpRequest:
         block_size=16,
         **_BF16,
         **given,
+    )
+
+
+def _latent_kv_write(kv_format: Any, row_dim: int, norm_dim: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {"num_heads": 16, "head_dim": 512, "q_rotary_start": 448, **_BF16}
+    if not more.get("num_heads", 1):
+        given["q_rotary_start"] = 0
+    return LatentKvWriteRequest(
+        row_dim=row_dim,
+        rotary_dim=64,
+        row_rotary_start=row_dim - 64,
+        norm_dim=norm_dim,
+        block_size=64,
+        kv_format=kv_format,
+        **given | more,
     )
 
 
@@ -373,6 +395,12 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "float32": RmsNormRequest(hidden_size=576, dtype="float32", tokens=_TOKENS),
         "int8 rows": RmsNormRequest(hidden_size=7168, quantize="int8_per_token", **_BF16),
     },
+    "norm_quantize": {
+        "fp8 groups of 128": _norm_quantize("fp8_e4m3fn", 128, has_residual=True, keeps_rows=True),
+        "fp8 groups of 32 ue8m0": _norm_quantize("fp8_e4m3fn", 32, scale_dtype="ue8m0"),
+        "fp8 rows": _norm_quantize("fp8_e4m3fn", 0),
+        "int8 rows": _norm_quantize("int8", 0),
+    },
     "layer_norm": {"indexer keys": LayerNormRequest(hidden_size=128, has_bias=True, **_BF16)},
     "rope": {
         "half split": RopeRequest(
@@ -457,6 +485,12 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "llama-70b": _rope_kv_write(64),
         "qwen3, one of 8 ranks": _rope_kv_write(8, num_kv_heads=1, has_qk_norm=True),
         "fp8 cache": _rope_kv_write(64, kv_dtype="float8_e4m3fn"),
+    },
+    "latent_kv_write": {
+        "deepseek-v3.2": _latent_kv_write("fp8_656", 576, 512, head_dim=192, q_rotary_start=128),
+        "deepseek-v4 window": _latent_kv_write("v4_584", 512, 512, has_q_norm=True),
+        "deepseek-v4 index keys": _latent_kv_write("fp8_132", 128, 0, num_heads=0, head_dim=0),
+        "bf16": _latent_kv_write("bf16", 576, 512, head_dim=192, q_rotary_start=128),
     },
     "fused_gemm": {
         "bfloat16 with a residual": _fused("bfloat16", has_residual=True),

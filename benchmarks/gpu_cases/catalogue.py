@@ -9,6 +9,7 @@ from gpu_cases import (
     collectives,
     fused_products,
     native_sparse,
+    one_pass,
     products,
     routing,
     rows,
@@ -26,6 +27,7 @@ _MODULES = (
     native_sparse,
     routing,
     rows,
+    one_pass,
     streams,
     collectives,
 )

@@ -30,11 +30,13 @@ from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.ops.kv_write import KvWriteRequest
+from hal.ops.latent_kv_write import LatentKvWriteRequest
 from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.norm import RmsNormRequest
+from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.nsa_attention import NsaAttentionRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.rope import RopeRequest
@@ -176,6 +178,7 @@ REQUESTS = [
     ),
     GATED_EXPERTS,
     RmsNormRequest(hidden_size=8, dtype="float32"),
+    NormQuantizeRequest(hidden_size=8, dtype="float32", out_dtype="fp8_e4m3fn", group_size=4),
     ROPE,
     GatedActivationRequest(width=4, dtype="float32"),
     EmbeddingRequest(vocab_size=4, hidden_size=2, dtype="float32"),
@@ -189,6 +192,18 @@ REQUESTS = [
         block_size=4,
         dtype="float32",
         kv_dtype="float32",
+    ),
+    LatentKvWriteRequest(
+        num_heads=2,
+        head_dim=16,
+        row_dim=16,
+        rotary_dim=4,
+        q_rotary_start=2,
+        row_rotary_start=2,
+        norm_dim=8,
+        block_size=4,
+        dtype="bfloat16",
+        kv_format="bf16",
     ),
     TopKTopPRequest(vocab_size=5),
     *(
@@ -240,6 +255,9 @@ OTHERS: dict[str, Any] = {
     "moe_dispatch.kind": None,  # two of REQUESTS differ in it
     "hyper_connection.kind": None,
     "engram.kind": None,
+    "latent_kv_write.kv_format": "fp16",
+    "norm_quantize.out_dtype": "int8",
+    "norm_quantize.scale_dtype": "ue8m0",
     "quantize.out_dtype": "int8",
     "quantize.scale_dtype": "ue8m0",
     "fused_gemm.epilogue": None,  # only a gated one has a clamp

@@ -60,6 +60,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "embedding": "embedding",
         "kv_write": "kv_write",
         "rope_kv_write": "rope_kv_write",
+        "latent_kv_write": "latent_kv_write",
         "sample.top_k_top_p": "sampling",
         "engram": "engram",
     }

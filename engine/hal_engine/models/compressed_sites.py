@@ -82,9 +82,9 @@ def _query_and_window(
     yield from parts.quantize("attention_input_quantize", config.hidden_size, first.weight_format)
     yield "qkv_a_proj", first
     yield "q_a_norm", parts.norm(attention.q_lora_rank)
-    yield "kv_norm", parts.norm(dim)
     yield from parts.quantize("q_a_quantize", attention.q_lora_rank, second.weight_format)
     yield "q_b_proj", second
+    yield "kv_norm", parts.norm(dim)
     if attention.has_query_norm:
         yield "q_head_norm", parts.norm(dim, rows=heads)
     yield (

@@ -1,6 +1,6 @@
 """Calls of a decoder that one op may do together: a sum over ranks and the norm behind it, the
-attention of a decode and the output projection; what is before the attention in `rotary_joins`,
-what a product stores in `product_joins`."""
+attention of a decode and the output projection. What is before the attention: `rotary_joins`,
+`latent_joins`; what a product stores: `product_joins`; a norm: `norm_joins`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.plan import OpSite
+from hal_engine.models.latent_joins import latent_joins
+from hal_engine.models.norm_joins import norm_joins
 from hal_engine.models.product_joins import product_joins
 from hal_engine.models.rotary_joins import rotary_joins
 
@@ -39,7 +41,15 @@ def model_joins(sites: Sequence[OpSite]) -> list[JoinedSite]:
         for join in _of_pattern(sites, name, reduce, JoinedPart(site=norm, shift=shift))
     ]
     attended = _attention_projections(sites)
-    return [*rotary_joins(sites), *attended, *product_joins(sites), *reduces]
+    # Norms last: a sum that takes one with it saves more than its rounding.
+    return [
+        *rotary_joins(sites),
+        *latent_joins(sites),
+        *attended,
+        *product_joins(sites),
+        *reduces,
+        *norm_joins(sites),
+    ]
 
 
 def _attention_projections(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:

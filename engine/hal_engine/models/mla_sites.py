@@ -92,12 +92,13 @@ def _projections(
         "attention_input_quantize", config.hidden_size, first.weight_format, *keys
     )
     yield "qkv_a_proj", first
-    yield "kv_a_norm", parts.norm(mla.kv_lora_rank)
     if mla.q_lora_rank:
         yield "q_a_norm", parts.norm(mla.q_lora_rank)
         second = parts.linear(layer, (QUERY_B_TENSOR,), queries, mla.q_lora_rank)
         yield from parts.quantize("q_a_quantize", mla.q_lora_rank, second.weight_format)
         yield "q_b_proj", second
+    # What is done to the row that is kept stands together: one kernel may do it.
+    yield "kv_a_norm", parts.norm(mla.kv_lora_rank)
 
 
 def _indexer_sites(parts: SiteParts, layer: int, indexer: IndexerConfig) -> Iterator[Call]:

@@ -26,11 +26,13 @@ from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.index_top_k import triton_variants as index_top_k
 from hal_kernels.kv_compressor import triton_variants as kv_compressor
 from hal_kernels.kv_write import triton_variants as kv_write
+from hal_kernels.latent_kv_write import triton_variants as latent_kv_write
 from hal_kernels.layer_norm import triton_variants as layer_norm
 from hal_kernels.mla_attention import triton_variants as mla_attention
 from hal_kernels.moe_dispatch import triton_variants as moe_dispatch
 from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
+from hal_kernels.norm_quantize import triton_variants as norm_quantize
 from hal_kernels.nsa_attention import triton_variants as nsa_attention
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
@@ -56,11 +58,13 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *index_top_k.KERNELS,
     *kv_compressor.KERNELS,
     *kv_write.KERNELS,
+    *latent_kv_write.KERNELS,
     *layer_norm.KERNELS,
     *mla_attention.KERNELS,
     *moe_dispatch.KERNELS,
     *moe_router.KERNELS,
     *norm.KERNELS,
+    *norm_quantize.KERNELS,
     *nsa_attention.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,

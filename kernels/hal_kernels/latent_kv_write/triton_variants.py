@@ -1,0 +1,121 @@
+"""The specialisations of the pass over queries and one row a token, for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hal.ops.kv_formats import KV_FORMATS
+from hal.ops.latent_kv_write import LatentKvWriteRequest
+from hal_kernels.aot.targets import Target
+from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.kv_write.triton_variants import packed_constants
+
+DTYPES = ("bfloat16",)
+# Of rows in a floating dtype: columns of a tile's row, which no scale belongs to.
+_PLAIN_GROUP = 64
+_VALUES = 512  # of the queries of a program, one warp
+
+# Rows as models have them: format -> (values, first rotated value, normed values, values of a query
+# head, its first rotated one).
+ROWS: dict[str, tuple[int, int, int, int, int]] = {
+    "fp8_656": (576, 512, 512, 192, 128),
+    "v4_584": (512, 448, 512, 512, 448),
+    "v41_528": (512, 448, 512, 512, 448),
+    "fp8_132": (128, 64, 128, 128, 64),
+    "bf16": (576, 512, 512, 192, 128),
+}
+
+
+def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
+    """The constants of the kernel for a request."""
+    width = request.head_dim if request.has_q_norm else request.rotary_dim
+    block_d = _power_of_two(width)
+    heads = _power_of_two(max(1, request.num_heads))
+    return {
+        "NUM_HEADS": request.num_heads,
+        "HEAD_DIM": request.head_dim,
+        "FIRST": 0 if request.has_q_norm else request.q_rotary_start,
+        "WIDTH": width,
+        "Q_START": request.q_rotary_start,
+        "HAS_Q_NORM": request.has_q_norm,
+        "BLOCK_H": min(heads, max(1, _VALUES // block_d)),
+        "BLOCK_D": block_d,
+        "ROTARY": request.rotary_dim,
+        "ROW_START": request.row_rotary_start,
+        "NORM_DIM": request.norm_dim,
+        **_row_constants(request),
+    }
+
+
+def _row_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
+    form = KV_FORMATS[request.kv_format]
+    if not form.is_plain:
+        return packed_constants(form, request.block_size)
+    groups = request.row_dim // _PLAIN_GROUP
+    return {
+        "GROUPS": groups,
+        "GROUP": _PLAIN_GROUP,
+        "BLOCK_G": _power_of_two(groups),
+        "SCALES": 0,
+        "PLAIN": 0,
+        "BLOCK_P": 16,
+        "PAGE": request.block_size,
+        "IS_UE8M0": False,
+    }
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()
+
+
+def _variants(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(name, dtype, has_q_norm=has_q_norm)
+        for dtype in DTYPES
+        for name in ROWS
+        for has_q_norm in (False, True)
+    )
+
+
+def _variant(name: str, dtype: str, *, has_q_norm: bool) -> KernelVariant:
+    form = KV_FORMATS[name]
+    row_dim, row_start, norm_dim, head_dim, q_start = ROWS[name]
+    request = LatentKvWriteRequest(
+        num_heads=16, head_dim=head_dim, row_dim=row_dim, rotary_dim=64, q_rotary_start=q_start,
+        row_rotary_start=row_start, norm_dim=norm_dim, block_size=64, dtype=dtype,
+        kv_format=form.name, has_q_norm=has_q_norm,
+    )  # fmt: skip
+    strides = (
+        "stride_q", "stride_x", "stride_page", "stride_row", "stride_scale_page",
+        "stride_scale_row", "scale_start", "stride_tail_page", "stride_tail_row", "tail_start",
+    )  # fmt: skip
+    floats = ("q_THD_ptr", "x_TD_ptr", "q_weight_D_ptr", "x_weight_D_ptr")
+    values = form.element if form.is_plain else "uint8"
+    return KernelVariant(
+        dtype=dtype,
+        config=f"{name}{'-qnorm' if has_q_norm else ''}",
+        pointers={
+            **dict.fromkeys(floats, dtype),
+            "positions_T_ptr": "int64",
+            "table_PR_ptr": "float32",
+            "values_ptr": values,
+            "scales_ptr": "float32" if form.scale == "float32" else values,
+            "tails_ptr": "bfloat16" if form.plain_dim else values,
+            "slots_T_ptr": "int64",
+        },
+        scalars={**dict.fromkeys(strides, "i32"), "eps": "fp32"},
+        divisible=frozenset({"stride_q", "stride_x", "stride_page", "stride_row"}),
+        constants=launch_constants(request),
+        num_warps=1,
+    )
+
+
+KERNELS = (
+    TritonKernel(
+        name="latent_kv_write.pass", op="latent_kv_write",
+        module="hal_kernels.latent_kv_write.triton_kernels", function="_latent_kv_write_kernel",
+        variants=_variants, uses_matrix_unit=False,
+        sources=("hal_kernels.kv_write.packed_kernels",),
+    ),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""A norm and the rounding of its rows in one call."""

@@ -1,0 +1,62 @@
+"""Norm, with residual add, and rounding of the normed rows in Triton: one row per program.
+
+Suffixes of tensor names: R rows, H hidden size, G groups of a row. The norm is in float32; the
+rules of rounding are those of `quantize`, whose scales these are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hal_kernels.quantize.triton_kernels import _inverse_of_ue8m0, _scale_of, _ue8m0_code
+
+
+@triton.jit
+def _norm_quantize_kernel(
+    x_RH_ptr, residual_RH_ptr, weight_H_ptr, y_RH_ptr, values_RH_ptr, scale_RG_ptr,
+    stride_x, stride_residual, H, num_groups, eps,
+    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    KEEPS_ROWS: tl.constexpr, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr,
+    IS_UE8M0: tl.constexpr,
+):  # fmt: skip
+    """values = (x + residual) / rms * weight in groups of GROUP columns, rounded from float32; the
+    sum is written back to `residual`, and with KEEPS_ROWS the normed rows to `y`.
+
+    BLOCK_G is a power of two of at least num_groups.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    offs_g = tl.arange(0, BLOCK_G)
+    offs = offs_g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = offs < H
+    x = tl.load(x_RH_ptr + row * stride_x + offs, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_RH_ptr + row * stride_residual + offs, mask=inside, other=0.0)
+        # Rounded to the activations' own dtype, as the layers of a model add.
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(residual_RH_ptr + row * stride_residual + offs, x, mask=inside)
+    wide = x.to(tl.float32)
+    mean = tl.sum(tl.sum(wide * wide, axis=1), axis=0) / H
+    weight = tl.load(weight_H_ptr + offs, mask=inside, other=0.0).to(tl.float32)
+    y = wide * (1.0 / tl.sqrt(mean + eps)) * weight
+    if KEEPS_ROWS:
+        tl.store(y_RH_ptr + row * H + offs, y.to(y_RH_ptr.dtype.element_ty), mask=inside)
+    a = tl.abs(y)
+    is_finite = tl.min((a < float("inf")).to(tl.int32), axis=1)
+    scale = _scale_of(tl.max(a, axis=1), is_finite, LARGEST)
+    groups = offs_g < num_groups
+    scale_ptrs = scale_RG_ptr + row * num_groups + offs_g
+    if IS_UE8M0:
+        code = _ue8m0_code(scale)
+        tl.store(scale_ptrs, code.to(tl.uint8), mask=groups)
+        values = y * _inverse_of_ue8m0(code)[:, None]
+    else:
+        tl.store(scale_ptrs, scale, mask=groups)
+        values = y / scale[:, None]
+    # The largest value may round past the format's largest: it is clamped to it. NaN stays.
+    is_number = values == values
+    values = tl.where(is_number, tl.minimum(tl.maximum(values, -LARGEST), LARGEST), values)
+    if IS_INTEGER:
+        # Half to even: 1.5 * 2**23 rounds a float32. An integer has no NaN: it is 0.
+        values = tl.where(is_number, (values + 12582912.0) - 12582912.0, 0.0)
+    tl.store(values_RH_ptr + row * H + offs, values.to(values_RH_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,56 @@
+"""Which norms with rounding the Triton kernel serves. Free of torch and triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hal.device import DeviceSpec
+from hal.ops.norm_quantize import NormQuantizeRequest
+from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.evidence import EvidenceTier
+from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.norm_quantize.triton_variants import DTYPES, FORMS, NO_FP8, WIDTHS
+
+_KERNEL = "norm_quantize.rows"
+
+
+def not_supported_reasons(
+    request: NormQuantizeRequest,
+    device: DeviceSpec,
+    *,
+    allowed: Sequence[EvidenceTier] = ("native",),
+) -> Sequence[Reason]:
+    """Empty if it serves. The machine code judged is of the same rounding, of the next width that
+    was compiled, with a residual and with the rows kept."""
+    width = next((w for w in WIDTHS if request.hidden_size <= w), 0)
+    if not width:
+        hidden = str(request.hidden_size)
+        return [not_written(_KERNEL, "hidden_size", f"at most {WIDTHS[-1]}", hidden)]
+    if request.dtype not in DTYPES:
+        return [not_written(_KERNEL, "dtype", " or ".join(DTYPES), request.dtype)]
+    written = {form: name for name, form in FORMS.items()}
+    if request.out_dtype == "int8":
+        written = {(0, False): "row"}
+    form = (request.group_size, request.scale_dtype == "ue8m0")
+    if form not in written:
+        found = f"{request.scale_dtype} scales for {request.group_size or 'all'} values"
+        return [not_written(_KERNEL, "rounding", ", ".join(written.values()), found)]
+    reasons = [] if request.out_dtype == "int8" else _conversion(request.out_dtype, device.arch)
+    if reasons:
+        return reasons
+    config = f"h{width}-{request.out_dtype.split('_', maxsplit=1)[0]}-{written[form]}"
+    return evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed)
+
+
+def _conversion(out_dtype: str, arch: str) -> list[Reason]:
+    """Why the architecture does not round to that type of eight bits; empty if it does."""
+    own = "fp8_e4m3fnuz" if arch.startswith("gfx94") else "fp8_e4m3fn"
+    wanted = "int8" if arch in NO_FP8 else f"{own} or int8"
+    if out_dtype == own and arch not in NO_FP8:
+        return []
+    return [
+        Reason(
+            what="out_dtype", required=f"{wanted} on {arch}", found=out_dtype,
+            kind=ReasonKind.HARDWARE,
+        )
+    ]  # fmt: skip
