@@ -1,10 +1,11 @@
-"""Findings of peers out of an earlier result: their wheels and the compiler are the same, so they
-are."""
+"""Findings out of an earlier result: of peers, whose wheels and compiler are the same, or of whole
+problems that are not compiled now."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,32 @@ def load_earlier(path: Path, triton: str) -> tuple[dict[str, str], list[Finding]
 
     Raises ValueError if it was made with another Triton than the one that compiles ours now.
     """
+    document, versions = _read(path, triton)
+    return versions, [found for cell in document["cells"] for found in _findings_of(cell)[1:]]
+
+
+def load_others(
+    path: Path, triton: str, patterns: Sequence[str]
+) -> tuple[dict[str, str], list[Finding]]:
+    """Date by problem, and all findings, ours included, of the problems of a result that match no
+    pattern. Raises ValueError as `load_earlier`."""
+    document, _ = _read(path, triton)
+    names = [problem["name"] for problem in document["problems"]]
+    kept = {n for n in names if not any(fnmatchcase(n, pattern) for pattern in patterns)}
+    dates = {name: str(document.get("kept", {}).get(name, document["date"])) for name in kept}
+    cells = [cell for cell in document["cells"] if cell["problem"] in kept]
+    return dates, [found for cell in cells for found in _findings_of(cell)]
+
+
+def _read(path: Path, triton: str) -> tuple[dict[str, Any], dict[str, str]]:
     document = json.loads(path.read_text(encoding="utf-8"))
     versions = dict(document["versions"])
     if versions["triton"] != triton:
         raise ValueError(
             f"{path}: required a result made with triton {triton}, found {versions['triton']}; "
-            "compile the peers' kernels again: leave --peers out"
+            "compile the peers' kernels again: leave --peers and --beside out"
         )
-    return versions, [found for cell in document["cells"] for found in _peers_of(cell)]
+    return document, versions
 
 
 def check_complete(own: list[Finding], peers: list[Finding], path: Path) -> None:
@@ -38,7 +57,12 @@ def check_complete(own: list[Finding], peers: list[Finding], path: Path) -> None
             )
 
 
-def _peers_of(cell: Mapping[str, Any]) -> Iterator[Finding]:
-    for document in cell["findings"][1:]:
-        fields = {k: v for k, v in document.items() if k not in ("resident_warps", "evidence")}
-        yield Finding(**fields, evidence=Evidence(**document["evidence"]))
+def _findings_of(cell: Mapping[str, Any]) -> list[Finding]:
+    """Ours first."""
+    return [
+        Finding(
+            **{k: v for k, v in document.items() if k not in ("resident_warps", "evidence")},
+            evidence=Evidence(**document["evidence"]),
+        )
+        for document in cell["findings"]
+    ]

@@ -84,9 +84,9 @@ def no_product(_: Target) -> str:
     return ""
 
 
-def row_kernel(kernel: str, config: str, moved: int) -> Own:
-    """Ours without a product, whose bytes no tile changes."""
-    return Own(kernel=kernel, config=lambda _: config, dtype=no_product, moves=lambda _: moved)
+def row_kernel(kernel: str, config: str, moved: int, dtype: str = "") -> Own:
+    """Ours without a product, whose bytes no tile changes. dtype: of the catalogue's variant."""
+    return Own(kernel=kernel, config=lambda _: config, dtype=lambda _: dtype, moves=lambda _: moved)
 
 
 def has_early_launch(target: Target) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TRITON_DTYPES
-from kernel_peers.launches import Launch, Problem, always, no_product, row_kernel
+from kernel_peers.launches import Launch, Own, Problem, always, no_product, row_kernel
 
 ROWS = 512
 WIDTH = 4096
+_BF16 = "bfloat16"  # of the catalogue's variants
+_NORM_WIDTH = 8192  # the widest row of eight warps
 _NO_FP8: Mapping[str, str] = {"sm_80": "no FP8 in the instruction set: Triton refuses the type"}
 _LARGEST = {"fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0}
 
@@ -19,12 +21,12 @@ def _fp8(target: Target) -> str:
     return f"*{TRITON_DTYPES[target.fp8_dtype]}"
 
 
-_NORM_BYTES = ROWS * WIDTH * 2 * 4 + ROWS * WIDTH * 2
+_NORM_BYTES = ROWS * _NORM_WIDTH * 2 * 4 + ROWS * _NORM_WIDTH * 2
 _NORM = Problem(
     name="rms_norm+residual",
-    what=f"{ROWS} rows of {WIDTH}, bf16",
+    what=f"{ROWS} rows of {_NORM_WIDTH}, bf16",
     dtype=no_product,
-    own=row_kernel("norm.rms", "h4096-residual", _NORM_BYTES),
+    own=row_kernel("norm.rms", "h8192-residual", _NORM_BYTES, _BF16),
     formula="rows x width x 2 B x (input, residual, sum, output, weight once a row)",
     peers=(
         Launch(
@@ -36,14 +38,14 @@ _NORM = Problem(
                 "input_ptr": "*bf16",
                 "residual_ptr": "*bf16",
                 "w_ptr": "*bf16",
-                "in_stride_r": WIDTH,
+                "in_stride_r": _NORM_WIDTH,
                 "in_stride_c": 1,
-                "r_stride_r": WIDTH,
+                "r_stride_r": _NORM_WIDTH,
                 "r_stride_c": 1,
-                "N": WIDTH,
+                "N": _NORM_WIDTH,
                 "eps": 1e-6,
             },
-            configurations=always(BLOCK_SIZE=WIDTH),
+            configurations=always(BLOCK_SIZE=_NORM_WIDTH),
             moves=lambda _: _NORM_BYTES,
             source="fused_add_rms_norm",
         ),
@@ -54,16 +56,16 @@ _NORM = Problem(
             function="_fused_add_rms_norm_forward_kernel",
             arguments=lambda _: {
                 **{f"{name}_ptr": "*bf16" for name in "YSXRW"},
-                **{f"{name}_row_stride": WIDTH for name in "YSXR"},
+                **{f"{name}_row_stride": _NORM_WIDTH for name in "YSXR"},
                 "W_row_stride": 1,
                 "RSTD_ptr": "*fp32",
                 "RSTD_row_stride": 1,
-                "n_cols": WIDTH,
+                "n_cols": _NORM_WIDTH,
                 "eps": 1e-6,
                 "offset": 0.0,
                 "casting_mode": 0,
             },
-            configurations=always(BLOCK_SIZE=WIDTH, num_warps=8),
+            configurations=always(BLOCK_SIZE=_NORM_WIDTH, num_warps=16),
             moves=lambda _: _NORM_BYTES + ROWS * 4,
             source="fused_add_rms_norm_forward, calculate_settings",
             note="keeps 1/rms for a backward pass",
@@ -79,8 +81,8 @@ _NORM = Problem(
                 "rstd": "*fp32",
                 "eps": 1e-6,
                 "G": 1,
-                "D": WIDTH,
-                "BD": WIDTH,
+                "D": _NORM_WIDTH,
+                "BD": _NORM_WIDTH,
                 "IS_RMS_NORM": True,
                 "HAS_RESIDUAL": True,
                 "STORE_RESIDUAL_OUT": True,
@@ -100,7 +102,7 @@ _GATED = Problem(
     name="silu_and_mul",
     what=f"{ROWS} rows of 2 x {WIDTH}, bf16",
     dtype=no_product,
-    own=row_kernel("activation.gated", "silu", _GATED_BYTES),
+    own=row_kernel("activation.gated", "silu", _GATED_BYTES, _BF16),
     formula="rows x width x 2 B x (gate, up, output)",
     peers=(
         Launch(
@@ -192,7 +194,7 @@ _ROPE = Problem(
     what=f"{ROWS} tokens, {_HEADS} + {_KV_HEADS} heads of {_HEAD}, bf16, halves",
     dtype=no_product,
     # As many tokens have a program each, which reads the table once.
-    own=row_kernel("rope.rotate", "d128", _rope_bytes(1, 1)),
+    own=row_kernel("rope.rotate", "d128", _rope_bytes(1, 1), _BF16),
     formula="what the loads ask for: heads x 256 B x (reads + 1) + 512 B per reading of the table",
     peers=(
         Launch(
@@ -312,7 +314,12 @@ _QUANTIZE = Problem(
     name="quantise per token and 128 columns",
     what=f"{ROWS} rows of {_COLUMNS}, bf16 to FP8",
     dtype=no_product,
-    own=row_kernel("quantize.groups", "fp8-g128", _QUANTIZE_BYTES),
+    own=Own(
+        kernel="quantize.groups",
+        config=lambda target: f"{target.fp8_dtype}-g128",
+        dtype=lambda _: _BF16,
+        moves=lambda _: _QUANTIZE_BYTES,
+    ),
     formula="rows x columns x (2 B + 1 B) + 4 B a group",
     skips=_NO_FP8,
     peers=(
@@ -365,7 +372,7 @@ _EMBEDDING = Problem(
     name="embedding gather",
     what=f"{ROWS} rows of {WIDTH}, bf16",
     dtype=no_product,
-    own=row_kernel("embedding.gather", "bf16", _EMBEDDING_BYTES),
+    own=row_kernel("embedding.gather", "h2048", _EMBEDDING_BYTES, _BF16),
     formula="rows x width x 2 B x 2 + 8 B an index",
     peers=(
         Launch(

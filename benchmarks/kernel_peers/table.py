@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hal_kernels.aot.evidence import Evidence, short_instruction
@@ -49,10 +50,16 @@ def _problems(found: Sequence[Cell]) -> list[Problem]:
     return list({cell.problem.name: cell.problem for cell in found}.values())
 
 
-def document(found: Sequence[Cell], versions: Mapping[str, str], today: str) -> dict[str, Any]:
-    """Everything as plain data."""
+def document(
+    found: Sequence[Cell],
+    versions: Mapping[str, str],
+    today: str,
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Everything as plain data. kept: problem -> date, of those that an earlier result has."""
     return {
         "date": today,
+        "kept": dict(sorted(kept.items())),
         "versions": dict(versions),
         "problems": [
             {"name": c.name, "what": c.what, "bytes": c.formula} for c in _problems(found)
@@ -76,10 +83,19 @@ def _plain(found: Finding) -> dict[str, Any]:
     return dataclasses.asdict(found) | {"resident_warps": resident_warps(found.evidence)}
 
 
-def markdown(found: Sequence[Cell], versions: Mapping[str, str], today: str) -> str:
-    """The table to read: a section per problem, a row per target and contender."""
+def markdown(
+    found: Sequence[Cell],
+    versions: Mapping[str, str],
+    today: str,
+    kept: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The table to read: a section per problem, a row per target and contender. kept: as in
+    `document`."""
     lines = [f"# Our Triton kernels beside public ones, {today}", "", _METHOD, ""]
     lines += ["Versions: " + ", ".join(f"{n} {v}" for n, v in versions.items()) + ".", ""]
+    if kept:
+        names = ", ".join(f"{name} ({date})" for name, date in sorted(kept.items()))
+        lines += [f"Compiled for an earlier result, ours as it was then: {names}.", ""]
     lines += _summary(found)
     for problem in _problems(found):
         lines += _section(problem, [c for c in found if c.problem is problem])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton.language as tl
 from kernel_peers.compiling import Finding, compile_all
+from kernel_peers.earlier import load_others
 from kernel_peers.launches import specialised
 from kernel_peers.problems import PROBLEMS
 from kernel_peers.slicing import CutError, Cutter
@@ -231,6 +234,34 @@ def test_a_peer_that_pays_hides_none_that_does_not() -> None:
     findings[0] = _finding("halstack", 1000, tier="spilled", spills=9, registers=128)
     (cell,) = cells([TINY[0]], findings)
     assert cell.worse["bytes"].startswith("spills ")
+
+
+def test_problems_that_are_not_compiled_now_are_kept_whole_with_their_date(tmp_path: Path) -> None:
+    found = [
+        _finding("halstack", 1000), _finding("theirs", 2000),
+        dataclasses.replace(_finding("halstack", 7), problem="other"),
+        dataclasses.replace(_finding("theirs", 9), problem="other"),
+    ]  # fmt: skip
+    problems = [TINY[0], dataclasses.replace(TINY[0], name="other")]
+    versions = {"triton": "3.9.0", "fla": "1"}
+    earlier = tmp_path / "result.json"
+    earlier.write_text(json.dumps(document(list(cells(problems, found)), versions, "2026-01-02")))
+    kept, others = load_others(earlier, "3.9.0", ["cop*"])
+    assert kept == {"other": "2026-01-02"}
+    assert others == found[2:]
+    renewed = [_finding("halstack", 500), _finding("theirs", 2000), *others]
+    whole = list(cells(problems, renewed))
+    plain = document(whole, versions, "2026-03-04", kept)
+    assert [cell["problem"] for cell in plain["cells"]] == ["copy", "other"]
+    assert "earlier result, ours as it was then: other (2026-01-02)" in markdown(
+        whole, versions, "2026-03-04", kept
+    )
+    earlier.write_text(json.dumps(plain))
+    assert load_others(earlier, "3.9.0", ["none"])[0] == {
+        "copy": "2026-03-04", "other": "2026-01-02",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"triton 3\.8\.0, found 3\.9\.0"):
+        load_others(earlier, "3.8.0", ["*"])
 
 
 def test_every_problem_names_a_variant_that_ours_has() -> None:

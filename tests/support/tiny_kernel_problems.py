@@ -26,7 +26,7 @@ PROBLEMS = (
         name="copy",
         what="one row",
         dtype=no_product,
-        own=row_kernel("embedding.gather", "bf16", 4096),
+        own=row_kernel("embedding.gather", "h2048", 4096, "bfloat16"),
         peers=(
             _launch("Wide", "scaled_copy", 1024),
             _launch("Chosen", "scaled_copy", 1024, 64),
