@@ -83,7 +83,7 @@ def test_other_angles_are_not_joined() -> None:
     (rope,) = [s for s in sites if s.site == "layers.*.k_rope"]
     assert isinstance(rope.request, RopeRequest)
     for other in ({"style": "half_split"}, {"is_inverse": True}, {"num_kv_heads": 1}):
-        changed = dataclasses.replace(rope.request, **other)  # type: ignore[arg-type]
+        changed = dataclasses.replace(rope.request, **other)
         rest = [dataclasses.replace(s, request=changed) if s is rope else s for s in sites]
         assert not joined(rest, 10)
 

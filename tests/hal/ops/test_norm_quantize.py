@@ -18,7 +18,12 @@ T, H = 5, 256
 
 
 def request_of(**fields: Any) -> NormQuantizeRequest:
-    given = {"hidden_size": H, "dtype": "bfloat16", "out_dtype": "fp8_e4m3fn", "group_size": 128}
+    given: dict[str, Any] = {
+        "hidden_size": H,
+        "dtype": "bfloat16",
+        "out_dtype": "fp8_e4m3fn",
+        "group_size": 128,
+    }
     return NormQuantizeRequest(**(given | fields))
 
 

@@ -28,7 +28,7 @@ ROWS = {
 
 def request_of(name: str, **fields: Any) -> LatentKvWriteRequest:
     row_dim, start, norm_dim, head_dim, q_start = ROWS[name]
-    given = {
+    given: dict[str, Any] = {
         "num_heads": 3, "head_dim": head_dim, "row_dim": row_dim, "rotary_dim": 64,
         "q_rotary_start": q_start, "row_rotary_start": start, "norm_dim": norm_dim,
         "block_size": PAGE, "dtype": "bfloat16", "kv_format": name,
@@ -79,7 +79,7 @@ def inputs(request: LatentKvWriteRequest, tokens: int) -> dict[str, torch.Tensor
 
 
 def bound(request: LatentKvWriteRequest, given: dict[str, torch.Tensor], bind: Any) -> Any:
-    static = {"cos_sin_cache": given["table"], "eps": EPS}
+    static: dict[str, Any] = {"cos_sin_cache": given["table"], "eps": EPS}
     if request.norm_dim:
         static["row_weight"] = given["row_weight"]
     if request.has_q_norm:

@@ -21,7 +21,7 @@ FORMS = [("float32", 0), ("float32", 128), ("ue8m0", 128), ("float32", 32), ("ue
 
 
 def request_of(**fields: Any) -> NormQuantizeRequest:
-    given = {
+    given: dict[str, Any] = {
         "hidden_size": 384, "dtype": "bfloat16", "out_dtype": "fp8_e4m3fn", "group_size": 128,
     }  # fmt: skip
     return NormQuantizeRequest(**(given | fields))
