@@ -18,9 +18,7 @@ from hal.device import DeviceSpec
 from hal.ops.formats import FORMATS
 from hal.ops.gemm import GemmRequest, apply_epilogue
 from hal_kernels.gemm.stream_k_schedule import FIX_UP_STEPS, Schedule, stream_k
-
-TOLERANCE = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
-
+from kernel_errors import assert_exact
 
 PURE = settings(deadline=None, max_examples=60)
 
@@ -153,8 +151,7 @@ def test_products(shape: str, form: str, dtype: str, arch: str) -> None:
     assert attempt(x, y)
     exact = x.double() @ weight.double().T
     exact = apply_epilogue(epilogue, exact if bias is None else exact + bias.double())  # type: ignore[arg-type]
-    peak = exact.abs().amax(dim=-1, keepdim=True)
-    assert ((y.double() - exact).abs() <= TOLERANCE[dtype] * peak + 1e-6).all()
+    assert_exact("gemm", y, exact, times=2.0, floor=1e-6)
     bound = triton_gemm.bind(request, on, weight=weight, bias=bias)
     assert torch.equal(bound(x), y)  # what a bound product does, and the same every time
 
