@@ -77,13 +77,12 @@ def bind_attention_decode(
     window_splits = (window + SPLIT_KEYS - 2) // SPLIT_KEYS + 1 if window else 0
     out_features = num_heads * head_dim
     cache_dtype = kv_dtype or dtype
-    partials = torch.empty(0, dtype=torch.float32)
     arrivals = _zeros(0)
 
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
-        nonlocal partials, arrivals
+        nonlocal arrivals
         q = rows_to_read("q of attention", q, out_features, dtype)
         dense_in_place("k cache", k_cache, cache_dtype)
         dense_in_place("v cache", v_cache, cache_dtype)
@@ -92,11 +91,10 @@ def bind_attention_decode(
         num_splits = (meta.max_seq_len + SPLIT_KEYS - 1) // SPLIT_KEYS
         if window_splits and window_splits < num_splits:
             num_splits = window_splits
-        if partials.numel() < batch * num_splits * partial_floats:
-            partials = torch.empty(batch * num_splits * partial_floats, dtype=torch.float32)
+        # Made for each call: kept, those of all layers would add up to hundreds of MiB.
+        partials = torch.empty(batch * num_splits * partial_floats, dtype=torch.float32)
         if arrivals.numel() < batch * num_kv_heads:
             arrivals = _zeros(batch * num_kv_heads)
-        hold(partials)
         hold(arrivals)
         num_items = batch * num_kv_heads * num_splits
         is_small = batch * meta.max_seq_len * num_heads < _PARALLEL_PAIRS
