@@ -22,6 +22,12 @@ LAUNCH_US = 2.0
 """Assumed time of a launch beside the work, so that a second kernel is not free."""
 
 
+OLDER_RATE = 0.6
+"""Assumed share of the peak rate that the instruction of older architectures reaches, where an
+architecture has one of its own for its matrix unit."""
+_FASTEST = {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}
+
+
 def estimate(
     tunable: TunableKernel, shape: ShapeClass, trial: Trial, device: DeviceSpec
 ) -> Prediction | str:
@@ -35,12 +41,14 @@ def estimate(
     most = device.attributes.get("shared_memory_per_block_bytes")
     if most is not None and trial.shared_bytes > int(most):
         return f"needs {trial.shared_bytes:,} bytes of shared memory, a block has {int(most):,}"
+    is_older = not trial.instruction.startswith(_FASTEST.get(rates.arch, ""))
     used = Resources(
         registers=trial.registers,
         shared_bytes=trial.shared_bytes,
         num_warps=configuration["num_warps"],
         stages=configuration["num_stages"],
         unit=_unit(shape, trial),
+        unit_share=OLDER_RATE if trial.instruction and is_older else 1.0,
     )
     return predict(tunable.footprint(shape, configuration), used, rates)
 

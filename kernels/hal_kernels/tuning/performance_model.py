@@ -60,13 +60,14 @@ loads the places ahead and not the operands, as the shared memory of compiled at
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Of the machine code. stages: of the loop's pipeline. unit: whose peak rate its arithmetic
-    has, a key of `DeviceSpec.peak_flops`."""
+    has, a key of `DeviceSpec.peak_flops`. unit_share: what its instruction reaches of that rate."""
 
     registers: int
     shared_bytes: int
     num_warps: int
     stages: int
     unit: str
+    unit_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def predict(footprint: Footprint, used: Resources, device: DeviceRates) -> Predi
     rate = device.peak_flops.get(used.unit)
     if footprint.flops and not rate:
         return f"the peak rate of {used.unit} is not known"
-    us, by = _time(footprint, used, device, held, rate)
+    us, by = _time(footprint, used, device, held, None if rate is None else rate * used.unit_share)
     memory_us = footprint.memory_bytes / device.bandwidth * 1e6
     least = footprint.needed_flops / rate * 1e6 if rate else 0.0
     return Prediction(

@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 
 from gpu_devices import gpu
+from hal.device import DeviceSpec
 from hal_kernels.aot.targets import TARGETS, find_target
+from hal_kernels.tuning.configuration_files import Trial
+from hal_kernels.tuning.estimating import estimate
 from hal_kernels.tuning.performance_model import (
     ONE_AHEAD,
     UNIT_LOAD_RATE,
@@ -23,6 +26,7 @@ from hal_kernels.tuning.tunable_kernels import TUNABLE
 
 DEVICE = DeviceRates(arch="sm_90", units=100, bandwidth=4e12, peak_flops={"bfloat16": 1e15})
 USED = Resources(registers=64, shared_bytes=32 << 10, num_warps=4, stages=3, unit="bfloat16")
+SQUARE = {"n": 8192, "k": 8192}
 LAUNCH = Footprint(
     programs=800, steps=64, step_bytes=16 << 10, flops=4e11, needed_flops=4e11, memory_bytes=1e9
 )
@@ -116,6 +120,30 @@ def test_a_loop_that_reads_where_its_operands_are_loads_one_step_ahead() -> None
     followed = dataclasses.replace(waits, ahead=ONE_AHEAD)
     assert predicted(waits, deep).us < predicted(waits, shallow).us / 3
     assert predicted(followed, deep).us == predicted(followed, shallow).us
+
+
+def test_an_instruction_of_an_older_architecture_does_not_reach_the_peak_rate() -> None:
+    device = dataclasses.replace(
+        gpu("sm_90"), memory_bandwidth=4e12, peak_flops={"bfloat16": 1e15},
+        attributes={"compute_units": 100},
+    )  # fmt: skip
+    tunable, shape = TUNABLE["gemm.dense"], shape_class("bfloat16", "plain", 8192, SQUARE)
+    configuration = tunable.default(find_target("sm_90"), shape).configuration
+
+    def found(instruction: str, on: DeviceSpec = device) -> Prediction:
+        trial = Trial(
+            configuration=dict(configuration), tier="native", registers=128,
+            shared_bytes=64 << 10, instruction=instruction, instruction_count=4,
+        )  # fmt: skip
+        answer = estimate(tunable, shape, trial, on)
+        assert isinstance(answer, Prediction)
+        return answer
+
+    own, older = found("wgmma.mma_async.sync"), found("mma.sync.aligned.m16n8k16")
+    assert older.us > own.us
+    assert older.bound_us == own.bound_us, "what the rates allow is the device's"
+    earlier = dataclasses.replace(device, arch="sm_89")
+    assert found("mma.sync.aligned.m16n8k16", earlier).us == found("", earlier).us
 
 
 @pytest.mark.parametrize("name", sorted(TUNABLE))
