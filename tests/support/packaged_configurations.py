@@ -149,8 +149,12 @@ def a_line_an_entry(document: ConfigurationFile) -> str:
 
 
 def _trimmed(entry: ShapeEntry) -> ShapeEntry:
+    """The default, and the fastest of the best one's tier: what may have been lost stays known."""
     best = entry.best()
-    kept = [t for i, t in enumerate(entry.trials) if i == 0 or t is best]
+    assert best is not None
+    same = [t for t in entry.trials if t.us is not None and t.tier == best.tier]
+    fastest = min(same, key=lambda t: t.us or 0.0)
+    kept = [t for i, t in enumerate(entry.trials) if i == 0 or t is fastest]
     return entry.model_copy(update={"trials": kept})
 
 
