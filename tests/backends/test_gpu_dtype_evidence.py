@@ -34,9 +34,6 @@ from hal_kernels.collective.layout import Algorithm
 Limits = Callable[[Any, DeviceSpec], Sequence[Reason]]
 Requests = Mapping[str, Mapping[str, OpRequest]]
 SIXTEEN_BITS = ("bfloat16", "float16")
-# Products of eight bits are compiled with bfloat16 results: their limits do not ask for the code of
-# float16 ones yet, which differs in the store alone.
-STORES_BFLOAT16 = ("gemm.fp8_block", "gemm.mxfp8", "grouped_gemm.fp8_block", "grouped_gemm.mxfp4")
 
 
 def collectives() -> Iterator[tuple[str, OpRequest, Limits]]:
@@ -107,8 +104,6 @@ def of_another_dtype(
         found = variants_of(query, target)
         wanted = str(request.dtype).replace("float8", "fp8")
         if not names or any(wanted in (v.pointers.get(n) for n in names) for v in found):
-            continue
-        if query.kernel in STORES_BFLOAT16 and request.dtype == "float16":
             continue
         yield f"{query.kernel} {query.dtype or '-'} {query.config or 'any'}"
 

@@ -65,6 +65,12 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         return KernelChoice("gemm.dense", request.dtype, config)
     if request.has_bias:
         return not_written("gemm", "bias", "none for quantised weights", "a bias")
+    if request.dtype != "bfloat16":
+        # Of quantised weights no code is compiled whose rows or results are in float16.
+        return not_written("gemm", "dtype", "bfloat16 for quantised weights", request.dtype)
+    if request.out_dtype not in ("", request.dtype, "float32"):
+        wanted = f"{request.dtype} or float32"
+        return not_written("gemm", "out_dtype", wanted, request.out_dtype)
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
         return _block_scaled(request, device)
     if request.epilogue != "none":
@@ -101,8 +107,6 @@ def _float_activations(request: GemmRequest) -> KernelChoice | Reason:
     form = request.weight_format
     if form.group_size not in (32, 128) or form.block_n != form.group_size:
         return not_written("gemm.fp8_weight_only", "blocks", "32x32 or 128x128", form.name)
-    if request.dtype != "bfloat16":
-        return not_written("gemm.fp8_weight_only", "dtype", "bfloat16", request.dtype)
     config = f"{size_of(request.tokens.high)}-g{form.group_size}"
     return KernelChoice("gemm.fp8_weight_only", request.dtype, config)
 

@@ -31,19 +31,22 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
         if form.name != request.dtype:
             return not_written("grouped_gemm.dense", "weight", request.dtype, form.name)
         return KernelChoice("grouped_gemm.dense", request.dtype, f"{size}{suffix}")
+    if request.dtype != "bfloat16":
+        # Of quantised weights no code is compiled whose results are in float16.
+        return not_written("grouped_gemm", "dtype", "bfloat16 for quantised weights", request.dtype)
     if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
         return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), f"{size}{suffix}")
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
         config = f"g{form.group_size}-{size}{suffix}"
         return KernelChoice("grouped_gemm.fp8_block", fp8_dtype(device), config)
-    if form.activation == "float" and request.dtype == "bfloat16":
+    if form.activation == "float":
         stored = _weight_only_form(form)
         if stored:
             return KernelChoice(
                 "grouped_gemm.weight_only", request.dtype, f"{stored}-{size}{suffix}"
             )
-    wanted = "dense, FP8 blocks or MXFP4, of these with activations as they are in bfloat16 alone"
+    wanted = "dense, FP8 blocks or MXFP4"
     return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")
 
 

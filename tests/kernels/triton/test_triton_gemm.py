@@ -15,6 +15,7 @@ from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
 from hal.ops.gemm import GemmRequest, reference
 from hal.ops.low_precision import dequantize_groups, quantize_groups
 from hal.ops.request import TokenRange
+from hal.reasons import Reason
 from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernel
 from hal_kernels.gemm.triton_variants import configurations
 from kernel_errors import assert_exact
@@ -221,6 +222,23 @@ def test_quantised_weights_with_results_in_float32(name: str) -> None:
     assert found.dtype == torch.float32
     # int8's values are rounded to the activations' dtype in the product.
     assert_close(found, reference(request, weight=weight)(x.double()), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"dtype": "float16"}, "bfloat16 for quantised weights"),
+        ({"out_dtype": "float16"}, "bfloat16 or float32"),
+    ],
+)
+@pytest.mark.parametrize("name", ["fp8_block128_a8", "fp8_block32_ue8m0", "int8_channel"])
+def test_results_of_which_no_code_is_compiled_are_refused(
+    name: str, fields: dict[str, Any], told: str
+) -> None:
+    request = request_of((1, 48, 256), "bfloat16", weight_format=FORMATS[name])
+    found = choose_kernel(dataclasses.replace(request, **fields), gpu("sm_90"))
+    assert isinstance(found, Reason)
+    assert found.required == told
 
 
 def test_what_no_kernel_is_written_for_is_refused() -> None:

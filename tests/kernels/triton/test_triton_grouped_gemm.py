@@ -203,8 +203,9 @@ def test_a_weight_that_is_no_number_is_refused_by_what_cannot_read_it() -> None:
         triton_grouped.bind(request_of(name, 64, 64), gpu("sm_90"), weight=experts)
 
 
-def test_rows_as_they_are_have_to_be_bfloat16() -> None:
-    request = dataclasses.replace(request_of("mxfp4", 64, 64), dtype="float16")
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp4_a8", "fp8_block32_ue8m0", "fp8_block128_a8"])
+def test_rows_of_quantised_weights_have_to_be_bfloat16(name: str) -> None:
+    request = dataclasses.replace(request_of(name, 64, 64), dtype="float16")
     found = choose_kernel(request, gpu("sm_90"))
     assert isinstance(found, Reason)
     assert found.kind is ReasonKind.MISSING
