@@ -140,7 +140,9 @@ def check_counts(watched: Watched, counts: dict[tuple[str, str], int], num_layer
     assert {"qkv_proj", "rope_kv_write", "attention", "o_proj"} <= layer_sites
     for layer in range(num_layers):
         for name in layer_sites - {"attention"}:
-            wanted[(f"layers.{layer}.{name}", "any")] = steps
+            # Behind the last attention, only rows whose logits are wanted go on.
+            is_last = layer == num_layers - 1 and name.startswith(("gate_up", "down"))
+            wanted[(f"layers.{layer}.{name}", "any")] = with_logits if is_last else steps
         key = f"layers.{layer}.attention"
         wanted[(key, "decode")] = sum(bool(batch.decode) for batch in batches)
         wanted[(key, "prefill")] = sum(bool(batch.prefill) for batch in batches)

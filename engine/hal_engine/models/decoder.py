@@ -170,13 +170,32 @@ class DecoderLayer:
         is_normed: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, bool]:
         """is_normed: of x, and in the result of the rows that the next layer is given."""
+        normed, residual = self.attend(x, residual, step, k_cache, v_cache, is_normed=is_normed)
+        return self.feed_forward(step.num_tokens, normed, residual)
+
+    def attend(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        step: StepInputs,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        is_normed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first half: the normed input of `feed_forward`, and the residual."""
         n = step.num_tokens
         normed = x
         if self._first_norm is not None:
             normed, residual = self._first_norm(n, x), x
         elif not is_normed:
             normed, residual = self._input_norm(n, x, residual)
-        normed, residual = self._attention(normed, residual, step, k_cache, v_cache)
+        return self._attention(normed, residual, step, k_cache, v_cache)
+
+    def feed_forward(
+        self, n: int, normed: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """The second half, of `n` rows; see the call."""
         return self._feed_forward(n, normed, residual)
 
 
@@ -224,17 +243,21 @@ class Decoder:
         """
         hidden: torch.Tensor = self._embed(step.num_tokens, step.token_ids)
         residual, is_normed = hidden, False
-        for layer, (k_cache, v_cache) in zip(self._layers, caches, strict=True):
+        *layers, last = self._layers
+        for layer, (k_cache, v_cache) in zip(layers, caches[:-1], strict=True):
             hidden, residual, is_normed = layer(
                 hidden, residual, step, k_cache, v_cache, is_normed=is_normed
             )
-        if self._last_all_reduce is not None:
-            hidden = self._last_all_reduce(step.num_tokens, hidden)
+        hidden, residual = last.attend(hidden, residual, step, *caches[-1], is_normed=is_normed)
+        # Of the other rows nobody reads more than the keys and values, which are written now.
         n = step.num_logit_rows
         if n == 0:
             return hidden.new_empty((0, self._config.vocab_size), dtype=torch.float32)
         if step.logit_rows is not None:
             hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
+        hidden, residual, _ = last.feed_forward(n, hidden, residual)
+        if self._last_all_reduce is not None:
+            hidden = self._last_all_reduce(n, hidden)
         normed, _ = self._final_norm(n, hidden, residual)
         logits: torch.Tensor = self._lm_head(n, normed)
         if self._gather is not None:
