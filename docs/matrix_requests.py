@@ -26,6 +26,7 @@ from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.gemm_norm import GemmNormRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_selection import IndexSelectionRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.ops.kv_write import KvWriteRequest
@@ -149,6 +150,18 @@ def _index(heads: int, key_format: Any, **more: Any) -> OpRequest:
         "tokens": _TOKENS,
     } | more
     return IndexLogitsRequest(num_heads=heads, head_dim=128, key_format=key_format, **given)
+
+
+def _selection(heads: int, key_format: Any, top_k: int, **more: Any) -> OpRequest:
+    given: dict[str, Any] = {
+        "block_size": 64,
+        "dtype": "float8_e4m3fn",
+        "phase": "decode",
+        "tokens": _TOKENS,
+    } | more
+    return IndexSelectionRequest(
+        num_heads=heads, head_dim=128, key_format=key_format, top_k=top_k, **given
+    )
 
 
 def _rope_kv_write(heads: int, **more: Any) -> OpRequest:
@@ -317,6 +330,17 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
         "v3.2 prefill": _index(64, "fp8_132", phase="prefill", tokens=_LONG),
         "v4.1 decode": _index(32, "fp4_68"),
         "bf16 decode": _index(64, "bf16", dtype="bfloat16"),
+    },
+    "index_selection": {
+        "v3.2 decode": _selection(64, "fp8_132", 2048),
+        "v3.2 prefill": _selection(64, "fp8_132", 2048, phase="prefill", tokens=_LONG),
+        "v4.1 publishing": _selection(
+            32, "fp4_68", 512, candidate_blocks=2048, publishes_candidates=True
+        ),
+        "v4.1 limited": _selection(32, "fp4_68", 512, candidate_blocks=2048),
+        "v4.1 limited prefill": _selection(
+            32, "fp4_68", 512, candidate_blocks=2048, phase="prefill", tokens=_LONG
+        ),
     },
     "index_top_k": {
         "v3.2": IndexTopKRequest(top_k=2048, tokens=_TOKENS),

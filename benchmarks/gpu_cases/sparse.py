@@ -11,11 +11,14 @@ from gpu_cases.case import FP8_RATE, Bench, Case, CaseMaker, reference_case
 from gpu_cases.paging import lists_of, metadata, page_table, paged_rows, starts_of
 from hal.ops.compressed_attention import CompressedAttentionMetadata, CompressedAttentionRequest
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_logits import reference as index_logits_reference
+from hal.ops.index_selection import IndexSelectionRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal_kernels.compressed_attention import triton as compressed_attention
 from hal_kernels.index_logits import triton as index_logits
+from hal_kernels.index_selection import triton as index_selection
 from hal_kernels.index_top_k import triton as index_top_k
 from hal_kernels.kv_compressor import triton as kv_compressor
 from hal_kernels.mla_attention import triton as mla_attention
@@ -101,6 +104,20 @@ def _indexer_makers() -> Iterator[CaseMaker]:
         kernels=("index_top_k.radix", "index_top_k.block_maxima"),
         make=lambda b: index_top_k_case(b, b.size(512, 8)),
     )
+
+    for name, phase, blocks, publishes, choice in (
+        ("all entries", "decode", 0, False, ("merge",)),
+        ("all entries", "prefill", 0, False, ("merge",)),
+        ("all entries, blocks published", "decode", 2048, True, ("merge", "maxima")),
+        ("candidate blocks", "decode", 2048, False, ()),
+        ("candidate blocks", "prefill", 2048, False, ("mark", "merge")),
+    ):
+        kernels = tuple(f"index_selection.{kernel}" for kernel in ("visible", *choice))
+        yield CaseMaker(
+            name=f"indexer in one call, {phase}, {name}",
+            kernels=("index_logits.paged", *kernels, *(() if choice else ("index_top_k.radix",))),
+            make=lambda b, n=blocks, p=publishes, f=phase: index_selection_case(b, n, p, f),
+        )
 
 
 def _compressor_makers() -> Iterator[CaseMaker]:
@@ -250,6 +267,56 @@ def index_top_k_case(bench: Bench, blocks: int) -> Case:
         judge=judge,
         theirs=lambda: logits.topk(top_k, dim=1),
         library="topk, of all entries",
+    )
+
+
+def index_selection_case(bench: Bench, blocks: int, publishes: bool, phase: Any) -> Case:
+    """Judged by the exact scores of what was chosen, in units of the row's largest: rounding may
+    order two that are all but equal in either way."""
+    is_decode, heads, dim = phase == "decode", bench.size(64, 16), 128
+    sequences, context = bench.size(16 if is_decode else 2, 2), bench.size(65536, 200)
+    new, top_k = 1 if is_decode else bench.size(512, 3), bench.size(2048, 32)
+    blocks = blocks and bench.size(blocks, 8)
+    table = page_table(bench, sequences, context, _PAGE)
+    cache = paged_rows(bench, "fp8_132", table, context, dim, _PAGE)
+    q = bench.randn(sequences * new, heads * dim).to(torch.float8_e4m3fn)
+    weights, meta = (
+        bench.randn(sequences * new, heads),
+        metadata(bench, table, context, new, sequences),
+    )
+    request = IndexSelectionRequest(
+        phase=phase, num_heads=heads, head_dim=dim, key_format="fp8_132", block_size=_PAGE,
+        dtype="float8_e4m3fn", top_k=top_k, context_tokens=context, candidate_blocks=blocks,
+        publishes_candidates=publishes,
+    )  # fmt: skip
+    scores = index_logits_reference(request.logits, scale=dim**-0.5)(
+        q.double(), weights.double(), cache, meta
+    )
+    seen = (context - new) // 8
+    lists = [torch.randperm(seen, device=bench.device)[:blocks].int() for _ in range(len(q))]
+    candidates = torch.stack(lists) if request.is_limited else None
+
+    def worth(result: Any) -> torch.Tensor:
+        lists = result if isinstance(result, torch.Tensor) else result[0]
+        chosen = scores.gather(1, lists.clamp(min=0).long())
+        return torch.where(lists < 0, 0.0, chosen).sort(dim=1).values
+
+    def judge(found: Any, exact: Any) -> float:
+        most = scores.where(scores.isfinite(), 0.0).abs().amax()
+        return float((worth(found) - worth(exact)).abs().max() / most)
+
+    return reference_case(
+        f"indexer in one call {phase} {sequences}x{new} of {context}, {top_k} of "
+        + (f"{blocks} blocks" if request.is_limited else "all"),
+        request,
+        index_selection.bind,
+        bench,
+        (q, weights, cache, meta, candidates),
+        tokens=sequences * new,
+        tolerance=_FP8_SUMS,
+        judge=judge,
+        static={"scale": dim**-0.5},
+        rate=FP8_RATE,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hal.device import DeviceSpec
-from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
 from hal.plan import OpSite
 from hal_engine.config import ModelConfig
 from hal_engine.preset_files import preset_of
@@ -64,8 +63,8 @@ def device_notes(device: DeviceSpec, world_size: int) -> list[str]:
 def call_notes(sites: Sequence[OpSite]) -> list[str]:
     """Faster forms of a model's calls that no op of the catalogue has, so that no candidate for
     them can be among the losers."""
-    notes = [_short_prompts(sites), _whole_context_scores(sites)]
-    return [note for note in notes if note]
+    note = _short_prompts(sites)
+    return [note] if note else []
 
 
 def _short_prompts(sites: Sequence[OpSite]) -> str:
@@ -81,24 +80,4 @@ def _short_prompts(sites: Sequence[OpSite]) -> str:
     return (
         f"prompts of at most {min(tokens):,} tokens go through the indexer as well, although its "
         "lists hold all their keys: dense attention for them is not planned on any device"
-    )
-
-
-def _whole_context_scores(sites: Sequence[OpSite]) -> str:
-    found = {
-        site.request.candidate_blocks: site
-        for site in sites
-        if isinstance(site.request, IndexTopKRequest)
-        and site.request.candidate_blocks
-        and not site.request.publishes_candidates
-    }
-    if not found:
-        return ""
-    blocks, site = max(found.items())
-    entries = blocks * CANDIDATE_BLOCK_ENTRIES
-    layers = ", ".join(str(layer) for layer in site.layers)
-    return (
-        f"the indexers of layers {layers} score the whole context, though they choose among "
-        f"{entries:,} entries: in longer contexts the rest of the scores is lost work; scoring "
-        "the candidates alone is not planned on any device"
     )

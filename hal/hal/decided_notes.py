@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hal.device import DeviceSpec
 from hal.device_group import GroupLink
 from hal.kernel_uses import planned_uses
 from hal.memory_need import stored_weight_bytes
 from hal.ops import CATALOGUE
+from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES
 from hal.plan import OpSite, PlannedOp
 from hal.roofline import measured_elsewhere, unverified_rates
 
 
 def decided_notes(ops: Sequence[PlannedOp]) -> list[str]:
     """Of the chosen implementations."""
-    return [*_copy_notes(ops), *_untuned_notes(ops), *_caveat_notes(ops)]
+    return [
+        *_copy_notes(ops),
+        *_workspace_notes(ops),
+        *_whole_context_notes(ops),
+        *_untuned_notes(ops),
+        *_caveat_notes(ops),
+    ]
 
 
 def rate_notes(sites: Sequence[OpSite], device: DeviceSpec, link: GroupLink | None) -> list[str]:
@@ -54,6 +62,39 @@ def _caveat_notes(ops: Sequence[PlannedOp]) -> list[str]:
     return [
         f"machine code of {', '.join(sorted(chosen))} was {caveat}: it may run slower than planned"
         for caveat, chosen in names.items()
+    ]
+
+
+def _workspace_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Chosen implementations that need device memory beside operands and results."""
+    most: dict[str, tuple[int, int]] = {}
+    for op in ops:
+        needed = max((use.workspace_bytes for use in planned_uses(op)), default=0)
+        if needed > most.get(op.choice.name, (0, 0))[0]:
+            most[op.choice.name] = (needed, op.tokens.high)
+    return [
+        f"{name} takes up to {needed:,} bytes beside its operands and results, at {tokens:,} tokens"
+        for name, (needed, tokens) in most.items()
+    ]
+
+
+def _whole_context_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Indexers that score every entry and then choose among those of candidate blocks. One call for
+    both scores the candidates alone in a decode; a prompt's queries share the keys of a tile."""
+    layers: dict[str, dict[int, None]] = {}
+    for op in ops:
+        request: Any = op.site.request
+        is_decode = request.phase == "decode"
+        if request.op == "index_top_k" or (request.op == "index_selection" and not is_decode):
+            entries = request.candidate_blocks * CANDIDATE_BLOCK_ENTRIES
+            if entries and not request.publishes_candidates:
+                calls = "decodes" if is_decode else "prompts"
+                text = f"in {calls}, though they choose among {entries:,} entries"
+                layers.setdefault(text, {}).update(dict.fromkeys(op.site.layers))
+    return [
+        f"the indexers of layers {', '.join(map(str, found))} score the whole context {text}: in "
+        "longer contexts the rest of the scores is lost work"
+        for text, found in layers.items()
     ]
 
 

@@ -27,6 +27,7 @@ from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.gemm_norm import GemmNormRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_selection import IndexSelectionRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.ops.kv_write import KvWriteRequest
@@ -118,6 +119,9 @@ NSA = NsaAttentionRequest(
 )
 INDEX = IndexLogitsRequest(
     num_heads=64, head_dim=128, key_format="bf16", block_size=64, dtype="bfloat16"
+)
+SELECTION = IndexSelectionRequest(
+    num_heads=64, head_dim=128, key_format="bf16", block_size=64, dtype="bfloat16", top_k=512
 )
 TOP_K = IndexTopKRequest(top_k=512)
 ROUTER = MoeRouterRequest(
@@ -223,6 +227,7 @@ REQUESTS = [
     NSA,
     dataclasses.replace(NSA, phase="decode", publishes_blocks=True),
     INDEX,
+    SELECTION,
     TOP_K,
     KvCompressorRequest(ratio=4, head_dim=32, is_overlapping=True, dtype="bfloat16"),
     ROUTER,
@@ -248,6 +253,10 @@ OTHERS: dict[str, Any] = {
     "index_top_k.pool_size": 16,
     "index_top_k.candidate_blocks": 2048,
     "index_top_k.publishes_candidates": None,  # only with candidate_blocks
+    "index_selection.key_format": "fp8_132",
+    "index_selection.pool_size": None,  # a part of compress_ratio
+    "index_selection.candidate_blocks": 2048,
+    "index_selection.publishes_candidates": None,  # only with candidate_blocks
     "moe_router.scoring": "sqrt_softplus",
     "moe_router.num_groups": 4,
     "moe_router.num_groups_picked": 2,

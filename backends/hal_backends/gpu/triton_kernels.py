@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,7 @@ from hal_backends.gpu.offers import Offer, on_device, work_of
 from hal_backends.gpu.semantics import ACTIVATIONS_NOT_ROUNDED
 from hal_kernels.aot.leaves import kernel_functions, matrix_instructions
 from hal_kernels.aot.measured import untuned
+from hal_kernels.index_selection.pieces import workspace_bytes
 from hal_kernels.tuning.uses import kernel_uses
 
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -42,6 +44,7 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
         "block_sparse_attention": "block_sparse_attention",
         "nsa_attention": "nsa_attention",
         "index_logits": "index_logits",
+        "index_selection": "index_selection",
         "index_top_k": "index_top_k",
         "kv_compressor": "kv_compressor",
         "gemm": "gemm",
@@ -75,6 +78,7 @@ _MATRIX_OPS = frozenset(
         "block_sparse_attention",
         "nsa_attention",
         "index_logits",
+        "index_selection",
         "gemm",
         "fused_gemm",
         "gemm_norm",
@@ -83,10 +87,14 @@ _MATRIX_OPS = frozenset(
 )
 # Ops whose kernels are those of other ops, one launched after the other; the first multiplies.
 _MADE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gemm_norm": ("fused_gemm", "norm.rms")}
+    {
+        "gemm_norm": ("fused_gemm", "norm.rms"),
+        "index_selection": ("index_logits", "index_selection", "index_top_k"),
+    }
 )
 _WEIGHT_OPS = frozenset({"gemm", "grouped_gemm"})
-_QUANTISED_OPS = _WEIGHT_OPS | {"index_logits"}
+_INDEX_OPS = frozenset({"index_logits", "index_selection"})
+_QUANTISED_OPS = _WEIGHT_OPS | _INDEX_OPS
 
 
 def kernel_module(op: str) -> str:
@@ -154,7 +162,13 @@ def _uses(op: str, device: DeviceSpec) -> Callable[[Any], Sequence[KernelUse]]:
 
     def uses(request: Any) -> Sequence[KernelUse]:
         limits = None if _missing(op) else op_limits(op)
-        return () if limits is None else kernel_uses(op, limits, request, device)
+        if limits is None:
+            return ()
+        found = kernel_uses(op, limits, request, device)
+        if op != "index_selection" or not found:
+            return found
+        # Of the call as a whole: its kernels share one workspace.
+        return (replace(found[0], workspace_bytes=workspace_bytes(request)), *found[1:])
 
     return uses
 
@@ -199,7 +213,7 @@ def _streaming(op: str, device: DeviceSpec) -> Offer:
 def _common(
     op: str, device: DeviceSpec, r: Any, evidence: Sequence[str] = ("native",)
 ) -> list[Reason]:
-    allowed = (*_DTYPES, *_FLOAT8) if op == "index_logits" else _DTYPES
+    allowed = (*_DTYPES, *_FLOAT8) if op in _INDEX_OPS else _DTYPES
     return gather(
         scope("dtype", r.dtype, allowed),
         feature(device, "triton"),

@@ -1,6 +1,7 @@
 """Calls of a decoder that one op may do together: a sum over ranks and the norm behind it, the
 attention of a decode and the output projection. What is before the attention: `rotary_joins`,
-`latent_joins`; what a product stores: `product_joins`; a norm: `norm_joins`."""
+`latent_joins`; what a product stores: `product_joins`; a norm: `norm_joins`; an indexer:
+`index_joins`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.plan import OpSite
+from hal_engine.models.index_joins import index_joins
 from hal_engine.models.latent_joins import latent_joins
 from hal_engine.models.norm_joins import norm_joins
 from hal_engine.models.product_joins import product_joins
@@ -46,6 +48,7 @@ def model_joins(sites: Sequence[OpSite]) -> list[JoinedSite]:
         *rotary_joins(sites),
         *latent_joins(sites),
         *attended,
+        *index_joins(sites),
         *product_joins(sites),
         *reduces,
         *norm_joins(sites),

@@ -23,6 +23,7 @@ from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.grouped_gemm import weight_only_variants as grouped_gemm_weight_only
 from hal_kernels.hyper_connection import triton_variants as hyper_connection
 from hal_kernels.index_logits import triton_variants as index_logits
+from hal_kernels.index_selection import triton_variants as index_selection
 from hal_kernels.index_top_k import triton_variants as index_top_k
 from hal_kernels.kv_compressor import triton_variants as kv_compressor
 from hal_kernels.kv_write import triton_variants as kv_write
@@ -55,6 +56,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *grouped_gemm_weight_only.KERNELS,
     *hyper_connection.KERNELS,
     *index_logits.KERNELS,
+    *index_selection.KERNELS,
     *index_top_k.KERNELS,
     *kv_compressor.KERNELS,
     *kv_write.KERNELS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hal_kernels.index_logits.triton_kernels import _query_tile
+from hal_kernels.index_logits.triton_kernels import _query_tile, scored_entries
 from hal_kernels.kv_write.packed_rows import decode_e2m1, decode_ue8m0, fnuz_of_e4m3, pages_of
 
 _GROUP = tl.constexpr(32)
@@ -47,10 +47,12 @@ def _group_of_keys(
 
 @triton.jit
 def _index_logits_fp4_kernel(
-    q_TD_ptr, weights_TH_ptr, keys_ptr, out_TE_ptr, starts_B_ptr, lengths_B_ptr, table_BW_ptr,
-    scale, width, stride_q, stride_weights, stride_out, stride_table, stride_page, scale_start,
+    q_TD_ptr, weights_TH_ptr, keys_ptr, out_TE_ptr, candidates_TN_ptr,
+    starts_B_ptr, lengths_B_ptr, table_BW_ptr,
+    scale, width, offset, is_whole,
+    stride_q, stride_weights, stride_out, stride_candidates, stride_table, stride_page, scale_start,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr,
-    PAGE: tl.constexpr, RATIO: tl.constexpr, UNIT: tl.constexpr,
+    PAGE: tl.constexpr, RATIO: tl.constexpr, UNIT: tl.constexpr, IS_LISTED: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of entries, tile of queries, sequence), as `_index_logits_kernel`. Queries are
     e4m3fn bits. UNIT: "fn" and "fnuz" are the FP8 units, "bf16" widens. The scales of a page begin
@@ -67,15 +69,20 @@ def _index_logits_fp4_kernel(
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     out_ptrs = out_TE_ptr + (start + first).to(tl.int64) * stride_out + offs_n
     complete = (context + last) // RATIO
-    if tl.program_id(0) * BLOCK_N >= complete:
-        nothing = tl.full((BLOCK_N,), -float("inf"), dtype=tl.float32)
-        for _ in range(first, last):
-            tl.store(out_ptrs, nothing, mask=offs_n < width)
-            out_ptrs += stride_out
+    candidates = candidates_TN_ptr + (start + first).to(tl.int64) * stride_candidates
+    entries, inside = scored_entries(candidates, offs_n, offset, complete, width, IS_LISTED)
+    if IS_LISTED:
+        if tl.max(inside.to(tl.int32), axis=0) == 0:
+            return
+    elif offset + tl.program_id(0) * BLOCK_N >= complete:
+        if is_whole:
+            nothing = tl.full((BLOCK_N,), -float("inf"), dtype=tl.float32)
+            for _ in range(first, last):
+                tl.store(out_ptrs, nothing, mask=offs_n < width)
+                out_ptrs += stride_out
         return
-    inside = offs_n < complete
     table = table_BW_ptr + sequence.to(tl.int64) * stride_table
-    page, row = pages_of(table, offs_n, inside, PAGE), offs_n % PAGE
+    page, row = pages_of(table, entries, inside, PAGE), entries % PAGE
     rows_ptr = keys_ptr + page * stride_page + row * _ROW_BYTES
     scales_ptr = keys_ptr + page * stride_page + scale_start + row * _GROUPS
     keys, powers = (), ()
@@ -96,7 +103,7 @@ def _index_logits_fp4_kernel(
         # Of relu and NaN: a comparison keeps it, a maximum would not.
         products = tl.where(products < 0.0, 0.0, products)
         scores = tl.sum(products * weights[None, :], axis=1) * scale
-        seen = offs_n < (context + query + 1) // RATIO
+        seen = entries < (context + query + 1) // RATIO
         tl.store(out_ptrs, tl.where(seen, scores, -float("inf")), mask=offs_n < width)
         q_ptrs += stride_q
         weight_ptrs += stride_weights

@@ -3,6 +3,10 @@
 Suffixes of tensor names: T query rows, D heads side by side, H heads, E entries, B sequences, W
 columns of the block table. The products of a tile of keys with all heads of a query never leave the
 registers: only the sum over the heads is written.
+
+Scored are `width` entries from `offset` on or, IS_LISTED, those of the query's candidate blocks, in
+the order of its list and one query a program. A tile of which no query sees anything is left as it
+is, since a choice reads what its query sees; where it is the whole result, -inf is written.
 """
 
 from __future__ import annotations
@@ -19,6 +23,21 @@ from hal_kernels.kv_write.packed_rows import (
     fnuz_of_e4m3,
     pages_of,
 )
+
+_LIST_ENTRIES = tl.constexpr(8)  # of a candidate block
+
+
+@triton.jit
+def scored_entries(
+    candidates_N_ptr, places, offset, complete, width, IS_LISTED: tl.constexpr
+):  # fmt: skip
+    """(entries at places of the result, which of them exist): `complete` is none."""
+    if IS_LISTED:
+        block = tl.load(candidates_N_ptr + places // _LIST_ENTRIES, mask=places < width, other=-1)
+        entries = tl.where(block >= 0, block * _LIST_ENTRIES + places % _LIST_ENTRIES, complete)
+    else:
+        entries = offset + places
+    return entries, entries < complete
 
 
 @triton.jit
@@ -80,13 +99,14 @@ def _query_tile(q_ptrs, held, Q_IS_FP8: tl.constexpr, UNIT: tl.constexpr):
 
 @triton.jit
 def _index_logits_kernel(
-    q_TD_ptr, weights_TH_ptr, keys_ptr, scales_ptr, out_TE_ptr,
+    q_TD_ptr, weights_TH_ptr, keys_ptr, scales_ptr, out_TE_ptr, candidates_TN_ptr,
     starts_B_ptr, lengths_B_ptr, table_BW_ptr,
-    scale, width, stride_q, stride_weights, stride_out, stride_table,
-    stride_page, stride_row, stride_scale_page, scale_start,
+    scale, width, offset, is_whole,
+    stride_q, stride_weights, stride_out, stride_candidates, stride_table, stride_page,
+    stride_row, stride_scale_page, scale_start,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, PAGE: tl.constexpr, RATIO: tl.constexpr,
-    KEY_FORMAT: tl.constexpr, Q_IS_FP8: tl.constexpr, UNIT: tl.constexpr,
+    KEY_FORMAT: tl.constexpr, Q_IS_FP8: tl.constexpr, UNIT: tl.constexpr, IS_LISTED: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of entries, tile of queries, sequence). The keys are read once for the queries
     of the tile. Keys are the rows of the product, so that it has enough of them for any unit, and
@@ -103,17 +123,22 @@ def _index_logits_kernel(
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     out_ptrs = out_TE_ptr + (start + first).to(tl.int64) * stride_out + offs_n
     complete = (context + last) // RATIO
-    if tl.program_id(0) * BLOCK_N >= complete:
-        nothing = tl.full((BLOCK_N,), -float("inf"), dtype=tl.float32)
-        for _ in range(first, last):
-            tl.store(out_ptrs, nothing, mask=offs_n < width)
-            out_ptrs += stride_out
+    candidates = candidates_TN_ptr + (start + first).to(tl.int64) * stride_candidates
+    entries, inside = scored_entries(candidates, offs_n, offset, complete, width, IS_LISTED)
+    if IS_LISTED:
+        if tl.max(inside.to(tl.int32), axis=0) == 0:
+            return
+    elif offset + tl.program_id(0) * BLOCK_N >= complete:
+        if is_whole:
+            nothing = tl.full((BLOCK_N,), -float("inf"), dtype=tl.float32)
+            for _ in range(first, last):
+                tl.store(out_ptrs, nothing, mask=offs_n < width)
+                out_ptrs += stride_out
         return
-    inside = offs_n < complete
     table = table_BW_ptr + sequence.to(tl.int64) * stride_table
-    page = pages_of(table, offs_n, inside, PAGE)
+    page = pages_of(table, entries, inside, PAGE)
     keys, key_scale = _key_tile(
-        keys_ptr, scales_ptr, page, offs_n % PAGE, inside,
+        keys_ptr, scales_ptr, page, entries % PAGE, inside,
         stride_page, stride_row, stride_scale_page, scale_start,
         HEAD_DIM, BLOCK_D, BLOCK_N, KEY_FORMAT, UNIT,
     )  # fmt: skip
@@ -132,7 +157,7 @@ def _index_logits_kernel(
         # Of relu and NaN: a comparison keeps it, a maximum would not.
         products = tl.where(products < 0.0, 0.0, products)
         scores = tl.sum(products * weights[None, :], axis=1) * key_scale * scale
-        seen = offs_n < (context + query + 1) // RATIO
+        seen = entries < (context + query + 1) // RATIO
         tl.store(out_ptrs, tl.where(seen, scores, -float("inf")), mask=offs_n < width)
         q_ptrs += stride_q
         weight_ptrs += stride_weights

@@ -10,6 +10,7 @@ from hal.ops.kv_formats import PLAIN_FORMATS
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.index_logits.triton_variants import config_of
 from hal_kernels.mla_attention.row_dtypes import dtype_reasons
 
 _KERNEL = "index_logits.paged"
@@ -22,8 +23,10 @@ def not_supported_reasons(
     device: DeviceSpec,
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
+    is_listed: bool = False,
 ) -> Sequence[Reason]:
-    """Empty if the kernel serves and its machine code is of an allowed tier."""
+    """Empty if the kernel serves and its machine code is of an allowed tier. is_listed: in the form
+    that scores the entries of candidate blocks alone."""
     is_fp8 = request.dtype == "float8_e4m3fn"
     misfit = [] if is_fp8 else dtype_reasons(_KERNEL, request.dtype, {request.key_format})
     if misfit:
@@ -45,11 +48,12 @@ def not_supported_reasons(
                 )
             ]
     fp8 = "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
-    phase = "decode" if request.phase == "decode" else "prefill"
     return evidence_reasons(
         "index_logits.fp4" if is_fp8 and request.key_format == "fp4_68" else _KERNEL,
         device,
         dtype=fp8 if is_fp8 else request.dtype,
-        config=f"{request.key_format}-{phase}",
+        config=config_of(
+            request.key_format, is_decode=request.phase == "decode", is_listed=is_listed
+        ),
         allowed=allowed,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from hal.device import DeviceSpec
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_selection import IndexSelectionRequest
 from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
@@ -60,6 +61,13 @@ def shape_of(request: IndexLogitsRequest, device: DeviceSpec) -> tuple[str, Shap
     form = f"{request.key_format}-{'decode' if request.phase == 'decode' else 'prefill'}"
     sizes = {"heads": request.num_heads, "head_dim": request.head_dim}
     return kernel, shape_class(dtype, form, request.tokens.high, sizes)
+
+
+def shape_of_selection(
+    request: IndexSelectionRequest, device: DeviceSpec
+) -> tuple[str, ShapeClass] | None:
+    """As `shape_of`, of scores that are computed with the choice in one call."""
+    return shape_of(request.logits, device)
 
 
 def _phase(shape: ShapeClass) -> str:

@@ -17,6 +17,16 @@ KEY_FORMATS: Mapping[str, int] = MappingProxyType({"bf16": 0, "fp16": 0, "fp8_13
 _WITHOUT_FP8 = frozenset({"sm_80", "sm_86", "gfx90a", "gfx1100"})
 
 
+# Whether of a decode, and whether of the candidate blocks alone, which is the decode's only.
+_CALLS = ((True, False), (False, False), (True, True))
+
+
+def config_of(key_format: str, *, is_decode: bool, is_listed: bool = False) -> str:
+    """The name of a variant."""
+    name = f"{key_format}-{'decode' if is_decode else 'prefill'}"
+    return f"{name}-listed" if is_listed else name
+
+
 def unit_of(target: Target) -> str:
     """The unit for a query in e4m3fn: the FP8 one of the architecture, or 16 bits."""
     if target.arch in _WITHOUT_FP8:
@@ -24,11 +34,13 @@ def unit_of(target: Target) -> str:
     return "fnuz" if target.fp8_dtype == "fp8_e4m3fnuz" else "fn"
 
 
-def tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
+def tiles(target: Target, *, is_decode: bool, is_listed: bool = False) -> dict[str, int]:
     """Tile sizes and launch options. A tile of queries shares what is read of the keys."""
     rows = 64 if target.backend == "hip" and target.warp_size == 32 else 128
-    # These two have the fewest registers to spare: more rows spill, and be it two registers.
-    if (target.arch, is_decode) in (("sm_89", True), ("gfx1100", False)):
+    # These have the fewest registers to spare: more rows spill, and be it two registers.
+    if (target.arch, is_decode) in (("sm_89", True), ("gfx1100", False)) or (
+        target.arch == "gfx1100" and is_listed
+    ):
         rows //= 2
     return {
         "BLOCK_N": rows,
@@ -38,19 +50,22 @@ def tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
     }
 
 
-def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) -> KernelVariant:
-    options: dict[str, Any] = tiles(target, is_decode=is_decode)
+def _variant(
+    target: Target, key_format: str, *, is_fp8: bool, is_decode: bool, is_listed: bool
+) -> KernelVariant:
+    options: dict[str, Any] = tiles(target, is_decode=is_decode, is_listed=is_listed)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     dtype = "float16" if key_format == "fp16" else "bfloat16"
     cache = dtype if key_format in PLAIN_FORMATS else "uint8"
     scales = {"fp8_132": "float32", "fp4_68": "uint8"}.get(key_format, dtype)
     strides = (
-        "width", "stride_q", "stride_weights", "stride_out", "stride_table", "stride_page",
-        "stride_row", "stride_scale_page", "scale_start",
+        "width", "offset", "is_whole", "stride_q", "stride_weights", "stride_out",
+        "stride_candidates", "stride_table", "stride_page", "stride_row", "stride_scale_page",
+        "scale_start",
     )  # fmt: skip
     return KernelVariant(
         dtype=target.fp8_dtype if is_fp8 else dtype,
-        config=f"{key_format}-{'decode' if is_decode else 'prefill'}",
+        config=config_of(key_format, is_decode=is_decode, is_listed=is_listed),
         pointers={
             "q_TD_ptr": "uint8" if is_fp8 else dtype,
             "weights_TH_ptr": "float32",
@@ -60,6 +75,7 @@ def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) 
             "starts_B_ptr": "int32",
             "lengths_B_ptr": "int32",
             "table_BW_ptr": "int32",
+            "candidates_TN_ptr": "int32" if is_listed else "float32",
         },
         scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
         divisible=frozenset({"stride_q", "stride_page", "stride_row", "stride_scale_page"}),
@@ -73,6 +89,7 @@ def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) 
             "KEY_FORMAT": KEY_FORMATS[key_format],
             "Q_IS_FP8": is_fp8,
             "UNIT": unit_of(target) if is_fp8 else "bf16",
+            "IS_LISTED": is_listed,
             **options,
         },
         num_warps=warps,
@@ -82,7 +99,7 @@ def _variant(target: Target, key_format: str, *, is_fp8: bool, is_decode: bool) 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(target, key_format, is_fp8=is_fp8, is_decode=is_decode)
+        _variant(target, key_format, is_fp8=is_fp8, is_decode=is_decode, is_listed=is_listed)
         for key_format, is_fp8 in (
             ("bf16", False),
             ("fp16", False),
@@ -90,14 +107,14 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
             ("fp8_132", True),
             ("fp4_68", False),
         )
-        for is_decode in (True, False)
+        for is_decode, is_listed in _CALLS
     )
 
 
-def fp4_tiles(target: Target, *, is_decode: bool) -> dict[str, int]:
+def fp4_tiles(target: Target, *, is_decode: bool, is_listed: bool = False) -> dict[str, int]:
     """As `tiles`. Each group of keys has a product of its own beside the sum: on sm_90 the rows of
     a prompt are shared out among twice as many warps, or registers spill."""
-    options = tiles(target, is_decode=is_decode)
+    options = tiles(target, is_decode=is_decode, is_listed=is_listed)
     if target.arch == "sm_90" and not is_decode:
         options["num_warps"] = 8
     return options
@@ -116,28 +133,29 @@ def fp4_constants(target: Target, heads: int, block_size: int, ratio: int) -> di
 
 def _fp4(target: Target) -> Sequence[KernelVariant]:
     variants = []
-    for phase in ("decode", "prefill"):
-        options: dict[str, Any] = fp4_tiles(target, is_decode=phase == "decode")
+    for is_decode, is_listed in _CALLS:
+        options: dict[str, Any] = fp4_tiles(target, is_decode=is_decode, is_listed=is_listed)
         warps, stages = options.pop("num_warps"), options.pop("num_stages")
         strides = (
-            "width", "stride_q", "stride_weights", "stride_out", "stride_table", "stride_page",
-            "scale_start",
+            "width", "offset", "is_whole", "stride_q", "stride_weights", "stride_out",
+            "stride_candidates", "stride_table", "stride_page", "scale_start",
         )  # fmt: skip
         integers = ("starts_B_ptr", "lengths_B_ptr", "table_BW_ptr")
         variants.append(
             KernelVariant(
                 dtype=target.fp8_dtype,
-                config=f"fp4_68-{phase}",
+                config=config_of("fp4_68", is_decode=is_decode, is_listed=is_listed),
                 pointers={
                     "q_TD_ptr": "uint8",
                     "weights_TH_ptr": "float32",
                     "keys_ptr": "uint8",
                     "out_TE_ptr": "float32",
                     **dict.fromkeys(integers, "int32"),
+                    "candidates_TN_ptr": "int32" if is_listed else "float32",
                 },
                 scalars={"scale": "fp32", **dict.fromkeys(strides, "i32")},
                 divisible=frozenset({"stride_q", "stride_page", "scale_start"}),
-                constants={**fp4_constants(target, 64, 64, 1), **options},
+                constants={**fp4_constants(target, 64, 64, 1), "IS_LISTED": is_listed, **options},
                 num_warps=warps,
                 num_stages=stages,
             )

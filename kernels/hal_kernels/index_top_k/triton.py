@@ -13,6 +13,8 @@ from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
 from hal_kernels.index_top_k.triton_kernels import _block_maxima_kernel, _index_top_k_kernel
 from hal_kernels.index_top_k.triton_variants import PROGRAM_BLOCKS, tiles
 
+_UNLIMITED = 2**31 - 1
+
 
 def bind(request: IndexTopKRequest, device: DeviceSpec) -> Callable[..., Any]:
     """kernel(logits float32 [T, entries], visible int32 [T], candidates=None) -> int32 [T, width],
@@ -20,10 +22,10 @@ def bind(request: IndexTopKRequest, device: DeviceSpec) -> Callable[..., Any]:
     with candidates by theirs; these name no block twice.
     """
     is_limited = request.candidate_blocks > 0 and not request.publishes_candidates
-    choose = _bind_radix(
+    choose = bind_radix(
         request.top_k, request.pool_size, request.candidate_blocks if is_limited else 0
     )
-    choose_blocks = _bind_radix(max(1, request.candidate_blocks), 1, 0)
+    choose_blocks = bind_radix(max(1, request.candidate_blocks), 1, 0)
 
     def kernel(
         logits: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor | None = None
@@ -41,14 +43,17 @@ def bind(request: IndexTopKRequest, device: DeviceSpec) -> Callable[..., Any]:
     return kernel
 
 
-def _bind_radix(
-    top_k: int, pool_size: int, candidates: int
+def bind_radix(
+    top_k: int, pool_size: int, candidates: int, *, is_by_place: bool = False
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """kernel(logits, visible, candidates) -> int32 [T, top_k + pool_size - 1]. is_by_place: the
+    logits are those of the candidate blocks alone, in the order of the list."""
     constants = {
         "TOP_K": top_k,
         "POOL": pool_size,
         "BLOCK_P": triton.next_power_of_2(pool_size),
         "CANDIDATES": candidates,
+        "BY_PLACE": is_by_place,
         **tiles(pool_size),
     }
 
@@ -56,6 +61,8 @@ def _bind_radix(
         logits: torch.Tensor, visible: torch.Tensor, candidates: torch.Tensor | None
     ) -> torch.Tensor:
         tokens, entries = logits.shape
+        if is_by_place:
+            entries = _UNLIMITED  # of the context; what a query sees is less
         width = top_k + pool_size - 1
         out = torch.empty((tokens, width), dtype=torch.int32, device=logits.device)
         if tokens:

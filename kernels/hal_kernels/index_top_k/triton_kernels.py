@@ -16,46 +16,29 @@ _BLOCK_ENTRIES = tl.constexpr(8)  # of a candidate block
 
 
 @triton.jit
-def _scores_at(logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED: tl.constexpr):
-    """(integers in the order of the scores, which may be chosen, entries) at places of a row, which
-    are entries or, limited, those of the candidate blocks. NaN and -inf are never chosen."""
-    entries = at
-    if IS_LIMITED:
-        block = tl.load(candidates_N_ptr + at // _BLOCK_ENTRIES, mask=at < count, other=-1)
-        is_block = (block >= 0) & (block * _BLOCK_ENTRIES < end)
-        entries = tl.where(is_block, block * _BLOCK_ENTRIES + at % _BLOCK_ENTRIES, end)
-    scores = tl.load(logits_E_ptr + entries, mask=entries < end, other=-float("inf"))
+def ordered_bits(scores):
+    """Integers in the order of the scores."""
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)  # -0 is 0
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF), scores > -float("inf"), entries
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _digit(
-    logits_E_ptr, candidates_N_ptr, count, end, prefix, needed, least,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
-):  # fmt: skip
-    """(prefix with eight more bits, how many of the scores that have it are needed).
+def digits_with(keys, is_score, prefix, SHIFT: tl.constexpr):
+    """How many of the scores that share the bits above SHIFT + 8 have each value of the next eight:
+    int32 [256]. The sign is the highest bit."""
+    if SHIFT == 24:
+        digit = (keys >> 24) + 128
+    else:
+        digit = (keys >> SHIFT) & 0xFF
+        is_score &= (keys >> (SHIFT + 8)) == prefix
+    return tl.histogram(digit, 256, mask=is_score)
 
-    prefix: the bits above SHIFT + 8 of the smallest chosen key. If there are fewer scores than
-    needed, the least digit is taken and all are chosen. IS_TIE: among the scores equal to `least`,
-    the search is for the lowest indices.
-    """
+
+@triton.jit
+def next_prefix(counts, prefix, needed, SHIFT: tl.constexpr):
+    """(prefix with eight more bits, how many of the scores that have it are needed), by how many
+    have each digit. If there are fewer scores than needed, it is the least digit."""
     digits = tl.arange(0, 256)
-    counts = tl.zeros((256,), dtype=tl.int32)
-    for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        keys, is_score, entries = _scores_at(
-            logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED
-        )
-        if IS_TIE:
-            is_score &= keys == least
-            keys = -entries
-        if SHIFT == 24:
-            digit = (keys >> 24) + 128  # the sign is the highest bit
-        else:
-            digit = (keys >> SHIFT) & 0xFF
-            is_score &= (keys >> (SHIFT + 8)) == prefix
-        counts += tl.histogram(digit, 256, mask=is_score)
     from_here = tl.sum(counts, axis=0) - tl.cumsum(counts, axis=0) + counts
     found = tl.max(tl.where(from_here >= needed, digits, 0), axis=0)
     above = tl.sum(tl.where(digits > found, counts, 0), axis=0)
@@ -67,27 +50,71 @@ def _digit(
 
 
 @triton.jit
+def _scores_at(
+    logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED: tl.constexpr,
+    BY_PLACE: tl.constexpr,
+):  # fmt: skip
+    """(integers in the order of the scores, which may be chosen, entries) at places of a row, which
+    are entries or, limited, those of the candidate blocks. NaN and -inf are never chosen. BY_PLACE:
+    the scores are those of the candidate blocks alone, in the order of their list."""
+    entries = at
+    if IS_LIMITED:
+        block = tl.load(candidates_N_ptr + at // _BLOCK_ENTRIES, mask=at < count, other=-1)
+        is_block = (block >= 0) & (block * _BLOCK_ENTRIES < end)
+        entries = tl.where(is_block, block * _BLOCK_ENTRIES + at % _BLOCK_ENTRIES, end)
+    offsets = at if BY_PLACE else entries
+    scores = tl.load(logits_E_ptr + offsets, mask=entries < end, other=-float("inf"))
+    return ordered_bits(scores), scores > -float("inf"), entries
+
+
+@triton.jit
+def _digit(
+    logits_E_ptr, candidates_N_ptr, count, end, prefix, needed, least,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
+    BY_PLACE: tl.constexpr,
+):  # fmt: skip
+    """(prefix with eight more bits, how many of the scores that have it are needed).
+
+    prefix: the bits above SHIFT + 8 of the smallest chosen key. If there are fewer scores than
+    needed, the least digit is taken and all are chosen. IS_TIE: among the scores equal to `least`,
+    the search is for the lowest indices.
+    """
+    counts = tl.zeros((256,), dtype=tl.int32)
+    for first in range(0, count, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        keys, is_score, entries = _scores_at(
+            logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED, BY_PLACE
+        )
+        if IS_TIE:
+            is_score &= keys == least
+            keys = -entries
+        counts += digits_with(keys, is_score, prefix, SHIFT)
+    return next_prefix(counts, prefix, needed, SHIFT)
+
+
+@triton.jit
 def _smallest_chosen(
     logits_E_ptr, candidates_N_ptr, count, end, needed, least,
     BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
+    BY_PLACE: tl.constexpr,
 ):  # fmt: skip
     """(key of the smallest chosen score, how many of those that share it are chosen)."""
     key = 0
     key, needed = _digit(
         logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
-        24, BLOCK, IS_LIMITED, IS_TIE,
+        24, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     key, needed = _digit(
         logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
-        16, BLOCK, IS_LIMITED, IS_TIE,
+        16, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     key, needed = _digit(
         logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
-        8, BLOCK, IS_LIMITED, IS_TIE,
+        8, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     return _digit(
         logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
-        0, BLOCK, IS_LIMITED, IS_TIE,
+        0, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
 
 
@@ -96,13 +123,14 @@ def _index_top_k_kernel(
     logits_TE_ptr, visible_T_ptr, candidates_TN_ptr, out_TC_ptr,
     entries, stride_logits, stride_candidates, stride_out,
     TOP_K: tl.constexpr, POOL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
-    CANDIDATES: tl.constexpr,
+    CANDIDATES: tl.constexpr, BY_PLACE: tl.constexpr,
 ):  # fmt: skip
     """Program (query row). Of equal scores the lower index is chosen.
 
     POOL tokens stand behind an entry; then the list names tokens, and those of the open pool follow
     behind TOP_K columns. BLOCK_P >= POOL is a power of two. CANDIDATES: blocks that the choice is
-    limited to, each named once, -1 is padding; 0 is no limit.
+    limited to, each named once, -1 is padding; 0 is no limit. BY_PLACE: a row holds the scores of
+    those blocks alone.
     """
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(visible_T_ptr + row)
@@ -114,17 +142,22 @@ def _index_top_k_kernel(
     candidates = candidates_TN_ptr + row * stride_candidates
     out = out_TC_ptr + row * stride_out
     least, ties = _smallest_chosen(
-        logits, candidates, count, end, TOP_K // POOL, 0, BLOCK, CANDIDATES > 0, False
-    )
+        logits, candidates, count, end, TOP_K // POOL, 0, BLOCK, CANDIDATES > 0, False,
+        BY_PLACE,
+    )  # fmt: skip
     if CANDIDATES > 0:
         # The blocks are in no order, so a count of equal scores does not say which is lower.
-        lowest, _ = _smallest_chosen(logits, candidates, count, end, ties, least, BLOCK, True, True)
+        lowest, _ = _smallest_chosen(
+            logits, candidates, count, end, ties, least, BLOCK, True, True, BY_PLACE
+        )
     offs_p = tl.arange(0, BLOCK_P)
     in_pool = (offs_p < POOL)[None, :]
     written, equal = 0, 0
     for first in range(0, count, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        keys, is_score, found = _scores_at(logits, candidates, at, count, end, CANDIDATES > 0)
+        keys, is_score, found = _scores_at(
+            logits, candidates, at, count, end, CANDIDATES > 0, BY_PLACE
+        )
         is_equal = is_score & (keys == least)
         if CANDIDATES > 0:
             is_taken = is_equal & (-found >= lowest)

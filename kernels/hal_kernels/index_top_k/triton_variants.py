@@ -20,10 +20,11 @@ def tiles(pool_size: int) -> dict[str, int]:
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     variants = []
-    for config, top_k, pool, candidates in (
-        ("plain", 2048, 1, 0),
-        ("pools", 2048, 16, 0),
-        ("candidates", 512, 1, 2048),
+    for config, top_k, pool, candidates, is_by_place in (
+        ("plain", 2048, 1, 0, False),
+        ("pools", 2048, 16, 0, False),
+        ("candidates", 512, 1, 2048, False),
+        ("candidates-alone", 512, 1, 2048, True),
     ):
         options = tiles(pool)
         warps = options.pop("num_warps")
@@ -41,6 +42,7 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
                     "POOL": pool,
                     "BLOCK_P": pool,
                     "CANDIDATES": candidates,
+                    "BY_PLACE": is_by_place,
                     **options,
                 },
                 num_warps=warps,

@@ -42,6 +42,7 @@ SHAPE_OF: Mapping[str, ShapeOf] = MappingProxyType(
         "gemm": gemm.shape_of,
         "grouped_gemm": grouped_gemm.shape_of,
         "index_logits": index_logits.shape_of,
+        "index_selection": index_logits.shape_of_selection,
         "mla_attention": mla_attention.shape_of,
     }
 )

@@ -16,6 +16,7 @@ from hal.ops.dense_attention import DenseAttentionRequest
 from hal.ops.engram import EngramRequest
 from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.ops.index_logits import IndexLogitsRequest
+from hal.ops.index_selection import IndexSelectionRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import CompressorMetadata, KvCompressorRequest
 from hal.ops.kv_write import KvWriteRequest
@@ -164,6 +165,14 @@ CASES: dict[str, Case] = {
         {},
         (no(0, 8), no(0, dtype=I32)),
         [(0, 3), (0, 2)],
+    ),
+    "index_selection": (
+        IndexSelectionRequest(
+            num_heads=2, head_dim=4, key_format="bf16", block_size=4, dtype="float32", top_k=3
+        ),
+        {"scale": 1.0},
+        (no(0, 8), no(0, 2), no(1, 4, 4), META),
+        [(0, 3)],
     ),
     "kv_compressor": (
         KvCompressorRequest(ratio=4, head_dim=4, is_overlapping=True, dtype="float32"),
