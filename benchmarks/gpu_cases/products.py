@@ -25,6 +25,7 @@ def makers() -> Iterator[CaseMaker]:
     yield from _dense_makers()
     yield from _fp8_makers()
     yield from _integer_makers()
+    yield from _split_makers()
     yield from _grouped_makers()
 
 
@@ -91,6 +92,23 @@ def _integer_makers() -> Iterator[CaseMaker]:
                 kernels=("gemm.weight_only",),
                 make=lambda b, name=name, rows=rows: integer_case(b, name, rows),
             )
+
+
+def _split_makers() -> Iterator[CaseMaker]:
+    for name, rounds in (
+        ("fp8_block128_a8", ("quantize.groups",)),
+        ("fp8_block32_ue8m0", ()),
+        ("int4_g32", ()),
+    ):
+        yield CaseMaker(
+            name=f"gemm {name} in parts along K, one row",
+            kernels=("gemm.split_k", "gemm.split_k_sum", *rounds),
+            make=lambda b, name=name: (
+                integer_case(b, name, "one", is_split=True)
+                if name.startswith("int")
+                else quantised_case(b, name, "one", is_split=True)
+            ),
+        )
 
 
 def _grouped_makers() -> Iterator[CaseMaker]:
@@ -187,9 +205,13 @@ def stream_k_case(bench: Bench, epilogue: str) -> Case:
     )
 
 
-def quantised_case(bench: Bench, name: str, rows: str, arch: str = "") -> Case:
-    """FP8 weights in square blocks, beside the library's FP8 product with a scale a row."""
-    tokens, n, k = rows_of(bench, rows), bench.size(7168, 128), bench.size(4096, 256)
+def quantised_case(
+    bench: Bench, name: str, rows: str, arch: str = "", *, is_split: bool = False
+) -> Case:
+    """FP8 weights in square blocks, beside the library's FP8 product with a scale a row. is_split:
+    in parts along K, of few columns, as one rank of several has; else whole on any device."""
+    tokens, n = rows_of(bench, rows), bench.size(1536 if is_split else 7168, 128)
+    k = bench.size(4096, 2048 if is_split else 256)
     form = FORMATS[name]
     weight = quantize_weight(bench.randn(n, k) / k**0.5, form)
     x = bench.bf16(tokens, k)
@@ -206,7 +228,7 @@ def quantised_case(bench: Bench, name: str, rows: str, arch: str = "") -> Case:
         (x,),
         tokens=tokens,
         tolerance=_DENSE,
-        spec=bench.as_arch(arch) if arch else None,
+        spec=bench.as_arch(arch) if arch else None if is_split else bench.without_units(),
         static={"weight": weight},
         theirs=theirs,
         library="_scaled_mm by rows" if is_fp8 else "cuBLAS on bf16",
@@ -240,8 +262,9 @@ def integer_weight(bench: Bench, name: str, n: int, k: int) -> QuantizedWeight:
     return QuantizedWeight(format=form, data=bench.on(data), scale=bench.on(scale))
 
 
-def integer_case(bench: Bench, name: str, rows: str) -> Case:
-    tokens, n, k = rows_of(bench, rows), bench.size(8192, 64), bench.size(4096, 128)
+def integer_case(bench: Bench, name: str, rows: str, *, is_split: bool = False) -> Case:
+    tokens, n = rows_of(bench, rows), bench.size(2048 if is_split else 8192, 64)
+    k = bench.size(4096, 2048 if is_split else 128)
     weight = integer_weight(bench, name, n, k)
     x = bench.bf16(tokens, k)
     wide = weight.dequantize().to(BF16)
@@ -253,6 +276,7 @@ def integer_case(bench: Bench, name: str, rows: str) -> Case:
         (x,),
         tokens=tokens,
         tolerance=_INT,
+        spec=None if is_split else bench.without_units(),
         static={"weight": weight},
         theirs=lambda: functional.linear(x, wide),
         library="cuBLAS on bf16",

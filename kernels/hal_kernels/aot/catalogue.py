@@ -17,6 +17,7 @@ from hal_kernels.compressed_attention import triton_variants as compressed_atten
 from hal_kernels.embedding import triton_variants as embedding
 from hal_kernels.engram import triton_variants as engram
 from hal_kernels.fused_gemm import triton_variants as fused_gemm
+from hal_kernels.gemm import split_k_variants as gemm_split_k
 from hal_kernels.gemm import stream_k_variants as gemm_stream_k
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
@@ -51,6 +52,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *engram.KERNELS,
     *fused_gemm.KERNELS,
     *gemm.KERNELS,
+    *gemm_split_k.KERNELS,
     *gemm_stream_k.KERNELS,
     *grouped_gemm.KERNELS,
     *grouped_gemm_weight_only.KERNELS,

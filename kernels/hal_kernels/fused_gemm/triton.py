@@ -19,7 +19,7 @@ from hal_kernels.gemm.triton import (
     not_written_error,
     target_of,
 )
-from hal_kernels.gemm.triton_limits import size_of
+from hal_kernels.gemm.triton_limits import choose_kernel, size_of
 from hal_kernels.gemm.triton_results import Epilogue
 from hal_kernels.gemm.triton_variants import configurations
 
@@ -39,8 +39,10 @@ def bind(
         raise not_written_error(request, choices)
     if isinstance(weight, torch.Tensor):
         return _bind_dense(request, device, weight, bias)
-    kernel = choices[0].kernel.replace("fused_gemm.", "gemm.", 1)
-    return bind_quantised(request, device, kernel, weight)
+    whole = choose_kernel(request.product(), device)
+    if isinstance(whole, Reason):
+        raise not_written_error(request, whole)
+    return bind_quantised(request, device, whole.kernel, weight)
 
 
 def _bind_dense(

@@ -16,6 +16,7 @@ from hal_kernels.gemm.triton_limits import (
     fp8_dtype,
     gated_suffix,
     size_of,
+    split_of,
 )
 
 _OP = "fused_gemm"
@@ -50,9 +51,14 @@ def choose_kernels(
     if product.kernel == "gemm.dense":
         return _dense(request, product.dtype)
     name = product.kernel.replace("gemm.", f"{_OP}.", 1)
-    if product.kernel in ("gemm.weight_only", "gemm.fp8_weight_only"):
-        if form != "residual":
-            return not_written(name, "what follows", "a residual", form or "nothing")
+    is_weight_only = product.kernel in ("gemm.weight_only", "gemm.fp8_weight_only")
+    if is_weight_only and form != "residual":
+        return not_written(name, "what follows", "a residual", form or "nothing")
+    split = split_of(request, device, product.kernel) if small else None
+    if split is not None:
+        parts, splits = split
+        return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split{splits}-{form}")
+    if is_weight_only:
         return (KernelChoice(name, product.dtype, product.config),)
     stem = "weight32" if product.kernel == "gemm.mxfp8" else f"g{request.weight_format.group_size}"
     return (KernelChoice(name, product.dtype, f"{stem}-{form}{'-small' * small}"),)
@@ -122,6 +128,10 @@ def not_supported_reasons(
         reason
         for choice in choices
         for reason in evidence_reasons(
-            choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
+            choice.kernel,
+            device,
+            dtype=choice.dtype,
+            config=choice.config,
+            allowed=allowed if choice.dtype else ("native",),
         )
     ]

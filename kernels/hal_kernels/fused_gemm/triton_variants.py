@@ -13,6 +13,7 @@ from typing import Any
 from hal.ops.low_precision import LARGEST
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.gemm.split_k_schedule import SPLITS
 from hal_kernels.gemm.triton_variants import (
     GATED,
     PLAIN,
@@ -80,7 +81,8 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
 
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
     variants = [
-        split_k_variant(target, f"split4-{form}", 4, after, has_bias=form == "residual")
+        split_k_variant(target, f"split{n}-{form}", n, after, has_bias=form == "residual")
+        for n in SPLITS
         for form, after in _forms(target, (32, 128))
     ]
     name, after = f"split4-residual{FLOAT16_SUFFIX}", PLAIN | _RESIDUAL

@@ -11,10 +11,15 @@ from hal.ops.gemm import GemmRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
+from hal_kernels.aot.targets import TARGETS
+from hal_kernels.gemm.split_k_schedule import splits_of
+from hal_kernels.gemm.split_k_variants import split_k_tiles
 
 _WIDE = ("bfloat16", "float16")
 FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
 _LEAST_SPLIT_K = 2048  # columns below which a split would leave too little to each
+DENSE_SPLITS = 4  # of a dense product, in every table of configurations
+_INTEGERS = {(8, 0): "w8", (8, 32): "w8g32", (4, 32): "w4g32"}  # bits, columns of a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,9 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         return KernelChoice("gemm.dense", request.dtype, config)
     if request.has_bias:
         return not_written("gemm", "bias", "none for quantised weights", "a bias")
-    if request.dtype != "bfloat16":
-        # Of quantised weights no code is compiled whose rows or results are in float16.
-        return not_written("gemm", "dtype", "bfloat16 for quantised weights", request.dtype)
+    if request.dtype != "bfloat16" and form.element != "int":
+        # Of FP8 weights no code is compiled whose rows or results are in float16.
+        return not_written("gemm", "dtype", "bfloat16 for FP8 weights", request.dtype)
     if request.out_dtype not in ("", request.dtype, "float32"):
         wanted = f"{request.dtype} or float32"
         return not_written("gemm", "out_dtype", wanted, request.out_dtype)
@@ -79,12 +84,73 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
     if form.element == "fp8_e4m3fn" and form.activation == "float":
         return _float_activations(request)
     if form.element == "int" and form.activation == "float":
-        kind = {(8, 0): "w8", (4, 32): "w4g32"}.get((form.bits, form.group_size or 0))
-        if kind is not None:
-            suffix = "" if form.is_symmetric else "-asym"
-            return KernelChoice("gemm.weight_only", "bfloat16", f"{size_of(rows)}-{kind}{suffix}")
-        return not_written("gemm.weight_only", "format", "int8_channel or int4_g32", form.name)
+        if (form.bits, form.group_size or 0) in _INTEGERS:
+            kind = form_of_weight(request, "gemm.weight_only")
+            return KernelChoice("gemm.weight_only", request.dtype, f"{size_of(rows)}-{kind}")
+        wanted = "int8_channel, int8_g32 or int4_g32"
+        return not_written("gemm.weight_only", "format", wanted, form.name)
     return not_written("gemm", "weight format", "dense, FP8 blocks, int8 or int4", form.name)
+
+
+def form_of_weight(request: GemmRequest, kernel: str) -> str:
+    """The form of a quantised weight, as the names of the split product's configurations have it.
+    kernel: of the whole product."""
+    form = request.weight_format
+    if kernel == "gemm.mxfp8":
+        return "weight32"
+    if kernel in ("gemm.fp8_block", "gemm.fp8_weight_only"):
+        return ("fp8" if kernel == "gemm.fp8_weight_only" else "") + f"g{form.group_size}"
+    return _INTEGERS[form.bits, form.group_size or 0] + "-asym" * (not form.is_symmetric)
+
+
+def split_of(
+    request: GemmRequest, device: DeviceSpec, kernel: str
+) -> tuple[KernelChoice, int] | None:
+    """The split product of few rows of a request, and its number of parts; None where K stays
+    whole: the tiles keep the device busy, or no native code is there. kernel: of the whole product.
+    """
+    target = next((one for one in TARGETS if one.arch == device.arch), None)
+    units = int(device.attributes.get("compute_units", 0))
+    if target is None or not units or kernel == "gemm.dense":
+        return None
+    form = form_of_weight(request, kernel)
+    is_eight_bits = kernel in ("gemm.mxfp8", "gemm.fp8_block")
+    dtype = fp8_dtype(device) if is_eight_bits else request.dtype
+    choice = KernelChoice("gemm.split_k", dtype, form + gated_suffix(request))
+    found = evidence_of(choice.kernel, device, choice.dtype, choice.config)
+    if found is None or found.tier != "native":
+        return None
+    block = split_k_tiles(target, form, is_gated=request.epilogue == "silu_gated")["BLOCK_N"]
+    splits = splits_of(-(-request.out_features // block), request.k, units)
+    return (choice, splits) if splits > 1 else None
+
+
+def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoice, ...] | Reason:
+    """The kernels that a request launches at the most tokens of its range: one, or parts and their
+    sum, or what is not written yet."""
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        return choice
+    splits, parts = 1, choice
+    if choice.kernel == "gemm.dense":
+        splits = DENSE_SPLITS if choice.config.startswith("split") else 1
+    elif request.tokens.high <= FEW_ROWS:
+        parts, splits = split_of(request, device, choice.kernel) or (choice, 1)
+    if splits == 1:
+        return (choice,)
+    form, stored = _sum_form(request), request.out_dtype or request.dtype
+    if stored == "float32" and form != "plain":
+        return not_written("gemm.split_k_sum", "what follows", "nothing in float32 results", form)
+    config = f"split{splits}-{form}" + f"-{stored}" * (stored != "bfloat16")
+    return parts, KernelChoice("gemm.split_k_sum", "", config)
+
+
+def _sum_form(request: GemmRequest) -> str:
+    """What a sum of parts does, as its configurations have it. That with a bias and an activation
+    is compiled once, and stands for either."""
+    if request.epilogue == "silu_gated":
+        return "gated"
+    return "bias" if request.has_bias or request.epilogue == "silu" else "plain"
 
 
 def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -119,10 +185,18 @@ def fp8_dtype(device: DeviceSpec) -> str:
 def not_supported_reasons(
     request: GemmRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
-    """Empty if a kernel serves whose machine code is of an allowed tier."""
-    choice = choose_kernel(request, device)
-    if isinstance(choice, Reason):
-        return [choice]
-    return evidence_reasons(
-        choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
-    )
+    """Empty if kernels serve whose machine code is of an allowed tier."""
+    choices = choose_kernels(request, device)
+    if isinstance(choices, Reason):
+        return [choices]
+    return [
+        reason
+        for choice in choices
+        for reason in evidence_reasons(
+            choice.kernel,
+            device,
+            dtype=choice.dtype,
+            config=choice.config,
+            allowed=allowed if choice.dtype else ("native",),
+        )
+    ]

@@ -11,7 +11,7 @@ from hal.ops.gemm import GemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
-from hal_kernels.gemm.triton_limits import choose_kernel, size_of
+from hal_kernels.gemm.triton_limits import choose_kernel, choose_kernels, size_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.tuning.performance_model import Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
@@ -29,17 +29,30 @@ _FORMATS = {
     ("gemm.mxfp8", "weight32"): "fp8_block32_ue8m0_a8",
     ("gemm.mxfp8", "weight32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.weight_only", "w8"): "int8_channel",
+    ("gemm.weight_only", "w8g32"): "int8_g32",
     ("gemm.weight_only", "w4g32"): "int4_g32",
     ("gemm.weight_only", "w4g32-asym"): "int4_g32_asym",
 }
-_WEIGHT_BYTES = {"w8": 1.0, "w4g32": 0.5625, "w4g32-asym": 0.625}  # scales of groups included
+# Scales of groups included.
+_WEIGHT_BYTES = {"w8": 1.0, "w8g32": 1.0625, "w4g32": 0.5625, "w4g32-asym": 0.625}
 
 
 def shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for what no kernel
-    serves."""
+    serves, and for few rows that are split along K, of which nothing is tuned."""
+    choices = choose_kernels(request, device)
+    if not isinstance(choices, Reason) and choices[0].kernel == "gemm.split_k":
+        return None
+    return whole_shape_of(request, device)
+
+
+def whole_shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
+    """As `shape_of`, of the product that is not split, which more rows of a call site take. Of rows
+    in float16 only dense products are tuned."""
     choice = choose_kernel(request, device)
     if isinstance(choice, Reason):
+        return None
+    if choice.kernel == "gemm.weight_only" and choice.dtype != "bfloat16":
         return None
     name = choice.config
     if choice.kernel == "gemm.dense":
@@ -255,7 +268,7 @@ TUNABLE = (
     ),
     TunableKernel(
         kernel="gemm.weight_only", module=_MODULE, size_names=_SIZES,
-        forms=("w8", "w4g32", "w4g32-asym"), dtypes=lambda target: ("bfloat16",),
+        forms=("w8", "w8g32", "w4g32", "w4g32-asym"), dtypes=lambda target: ("bfloat16",),
         default=_weight_only_default, space=_weight_only_space, footprint=_footprint,
         call=_quantised_call("gemm.weight_only"),
     ),

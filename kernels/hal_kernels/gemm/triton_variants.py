@@ -8,6 +8,7 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.gemm.split_k_schedule import SPLITS
 from hal_kernels.tuning.default_tables import load_default_tables
 
 _MODULE = "hal_kernels.gemm.triton_kernels"
@@ -129,27 +130,38 @@ def fp8_variant(
 
 
 def _weight_only(target: Target) -> Sequence[KernelVariant]:
-    return weight_only_variants(target, has_residual=False)
+    return tuple(
+        variant
+        for dtype in ("bfloat16", "float16")
+        for variant in weight_only_variants(target, has_residual=False, dtype=dtype)
+    )
 
 
-def weight_only_variants(target: Target, *, has_residual: bool) -> Sequence[KernelVariant]:
+def weight_only_variants(
+    target: Target, *, has_residual: bool, dtype: str = "bfloat16"
+) -> Sequence[KernelVariant]:
     """Integer weights that are widened in registers, every format in every configuration."""
-    kinds = (("w8", 8, 0, False), ("w4g32", 4, 32, False), ("w4g32-asym", 4, 32, True))
+    kinds = (
+        ("w8", 8, 0, False),
+        ("w8g32", 8, 32, False),
+        ("w4g32", 4, 32, False),
+        ("w4g32-asym", 4, 32, True),
+    )
     variants = []
     for name, given in configurations("gemm_weight_only", target).items():
         for suffix, bits, group, has_minimum in kinds:
             constants, warps, stages = _split(given)
             variants.append(
                 KernelVariant(
-                    dtype="bfloat16",
+                    dtype=dtype,
                     config=f"{name}-{suffix}",
                     pointers={
-                        "x_MK_ptr": "bfloat16",
+                        "x_MK_ptr": dtype,
                         "w_ptr": "int8" if bits == 8 else "uint8",
-                        "scale_NG_ptr": "float32" if bits == 8 else "float16",
+                        "scale_NG_ptr": "float16" if group else "float32",
                         "minimum_NG_ptr": "float16",
-                        "y_MN_ptr": "bfloat16",
-                        "residual_MN_ptr": "bfloat16",
+                        "y_MN_ptr": dtype,
+                        "residual_MN_ptr": dtype,
                     },
                     scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_sn"), "i32")},
                     divisible=frozenset({"N", "K", *_STRIDES}),
@@ -215,10 +227,24 @@ def fp8_weight_variants(target: Target, *, has_residual: bool) -> Sequence[Kerne
 
 
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
+    # A bias stands for none, and an activation too. Results in float32 are those of heads.
+    forms = [
+        (dtype, kind, {"EPILOGUE": epilogue}, kind != "plain")
+        for dtype in ("bfloat16", "float16")
+        for kind, epilogue in (("plain", 0), ("bias", 1), ("gated", 2))
+    ]
+    forms.append(("float32", "plain", {}, False))
     return tuple(
-        split_k_variant(target, f"split{splits}-{kind}", splits, {**PLAIN, "EPILOGUE": epilogue})
-        for splits in (4, 8)
-        for kind, epilogue in (("plain", 0), ("gated", 2))
+        split_k_variant(
+            target,
+            f"split{splits}-{kind}" + f"-{dtype}" * (dtype != "bfloat16"),
+            splits,
+            {**PLAIN, **after},
+            has_bias=has_bias,
+            dtype=dtype,
+        )
+        for splits in SPLITS
+        for dtype, kind, after, has_bias in forms
     )
 
 

@@ -14,7 +14,8 @@ from hal.ops.formats import QuantizedWeight
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import decode_scale
 from hal.reasons import Reason
-from hal_kernels.gemm.triton import as_fnuz, target_of, with_decoded_scales
+from hal_kernels.gemm.triton_quantised import as_fnuz, with_decoded_scales
+from hal_kernels.gemm.triton_tiles import target_of
 from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_fp8_kernel,
     _grouped_gemm_kernel,

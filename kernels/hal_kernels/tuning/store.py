@@ -71,6 +71,11 @@ class TunedRows:
     ) -> None:
         self._by_class, self._forced = by_class, forced
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether configurations are being measured, and nothing else may be launched."""
+        return self._forced is not None
+
     def covers(self, rows: int) -> bool:
         """Whether a configuration is kept for so many rows."""
         return self._forced is not None or rows_class(rows) in self._by_class

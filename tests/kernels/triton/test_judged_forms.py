@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 import hal_kernels.attention.triton as attention
 import hal_kernels.fused_gemm.triton as fused
 import hal_kernels.gemm.triton as products
+import hal_kernels.gemm.triton_quantised as quantised
+import hal_kernels.gemm.triton_split_k as split_k
 from gpu_devices import gpu
+from hal.device import DeviceSpec
 from hal.errors import RequestError
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
@@ -26,6 +30,7 @@ from hal_kernels.aot.variant import KernelVariant
 from hal_kernels.attention import triton_limits as attention_limits
 from hal_kernels.attention.triton_tuning import TUNABLE, shape_of
 from hal_kernels.fused_gemm import triton_limits as fused_limits
+from hal_kernels.gemm import triton_limits as gemm_limits
 from hal_kernels.gemm.triton import target_of
 
 ARCHES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
@@ -48,13 +53,14 @@ class Launches:
 
 
 def recorded(
-    monkeypatch: pytest.MonkeyPatch, module: Any, *kernels: str
+    monkeypatch: pytest.MonkeyPatch, modules: Sequence[Any], *kernels: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """function -> what it was launched with, from now on."""
+    """function -> what it was launched with, from now on, by whichever of the modules."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in kernels}
-    for name in kernels:
-        names = list(getattr(module, name).arg_names)
-        monkeypatch.setattr(module, name, Launches(names, found[name]))
+    for module, name in itertools.product(modules, kernels):
+        if hasattr(module, name):
+            names = list(getattr(module, name).arg_names)
+            monkeypatch.setattr(module, name, Launches(names, found[name]))
     return found
 
 
@@ -121,17 +127,21 @@ def weight_of(name: str, k: int) -> torch.Tensor | QuantizedWeight:
         return torch.zeros(N, k, dtype=getattr(torch, name))
     if form.element != "int":
         return quantize_weight(torch.ones(N, k), form)
+    scale = torch.ones(N, k // 32).half() if form.group_size else torch.ones(N)
     if form.bits == 8:
         data = torch.zeros(N, k, dtype=torch.int8)
-        return QuantizedWeight(format=form, data=data, scale=torch.ones(N))
-    data, scale = torch.zeros(N, k // 2, dtype=torch.uint8), torch.ones(N, k // 32).half()
-    return QuantizedWeight(format=form, data=data, scale=scale, minimum=scale)
+        return QuantizedWeight(format=form, data=data, scale=scale)
+    data, minimum = torch.zeros(N, k // 2, dtype=torch.uint8), scale
+    return QuantizedWeight(
+        format=form, data=data, scale=scale, minimum=None if form.is_symmetric else minimum
+    )
 
 
 FUNCTIONS = {
     "dense": "_gemm_kernel", "split_k_sum": "_split_k_kernel",
     "fp8_block": "_gemm_fp8_block_kernel", "mxfp8": "_gemm_mxfp8_kernel",
     "weight_only": "_gemm_weight_only_kernel", "fp8_weight_only": "_gemm_fp8_weight_kernel",
+    "split_k": "_gemm_split_k_kernel",
 }  # fmt: skip
 
 
@@ -144,17 +154,28 @@ def quantized(group: int, fp8: str, scale: torch.dtype) -> Callable[..., Any]:
     return quantize
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_products_with_what_follows(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recorded(monkeypatch, products, *FUNCTIONS.values())
+def recorded_products(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    """As `recorded`, of every product and sum of parts; roundings only allocate."""
     monkeypatch.setattr(
-        products,
+        quantised,
         "bind_quantize_groups",
         lambda group, out_dtype, is_ue8m0: quantized(
             group, out_dtype, torch.uint8 if is_ue8m0 else torch.float32
         ),
     )
-    device, accepted = gpu(arch), 0
+    return recorded(monkeypatch, (products, quantised, split_k), *FUNCTIONS.values())
+
+
+def with_units(arch: str, units: int) -> DeviceSpec:
+    device = gpu(arch)
+    return dataclasses.replace(device, attributes={**device.attributes, "compute_units": units})
+
+
+@pytest.mark.parametrize("units", [0, 132], ids=["whole", "split"])
+@pytest.mark.parametrize("arch", ARCHES)
+def test_products_with_what_follows(arch: str, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_products(monkeypatch)
+    device, accepted = with_units(arch, units), 0
     for request in fused_requests():
         if fused_limits.not_supported_reasons(request, device):
             continue
@@ -179,13 +200,14 @@ def test_products_with_what_follows(arch: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def check_product(
-    launched: Mapping[str, Any], variant: KernelVariant, request: FusedGemmRequest
+    launched: Mapping[str, Any], variant: KernelVariant, request: GemmRequest
 ) -> None:
+    fused = request if isinstance(request, FusedGemmRequest) else None
     tiles = [name for name in variant.constants if name.startswith(("BLOCK", "GROUP", "SPLIT"))]
-    unused = [] if request.has_residual else ["residual_MN_ptr"]
+    unused = [] if fused is not None and fused.has_residual else ["residual_MN_ptr"]
     if not request.has_bias:
         unused.append("bias_N_ptr")
-    if request.out_scale_dtype != "ue8m0":
+    if fused is None or fused.out_scale_dtype != "ue8m0":
         unused.append("y_scale_MG_ptr")
     if variant.config.startswith("split") and "x_MK_ptr" in variant.pointers:
         # It stores parts, whatever becomes of their sum: of what follows it has the gate alone.
@@ -198,11 +220,54 @@ def check_product(
         launched = {**launched, "BLOCK_N": variant.constants["BLOCK_N"]}
     if request.weight_format.name == "int8_channel":
         unused.append("minimum_NG_ptr")
+    if variant.pointers.get("x_scale_MG_ptr") == variant.dtype:
+        unused.append("x_scale_MG_ptr")
     assert_compiled(launched, variant)
     assert_types(launched, variant, *unused)
     # A step that is asked for is one that the compiled variant has.
     for name in ("CLAMP", "HAS_BIAS", "OUT_UE8M0"):
         assert not launched.get(name) or variant.constants[name], name
+
+
+def quantised_requests() -> Iterator[GemmRequest]:
+    """Products of the op gemm with quantised weights, served or not."""
+    names = (
+        "fp8_block128_a8", "fp8_block32_ue8m0_a8", "fp8_block128", "fp8_block32_ue8m0",
+        "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym",
+    )  # fmt: skip
+    for name, dtype, rows, k, epilogue, has_bias in itertools.product(
+        names, ("bfloat16", "float16"), (1, 64), (256, 2176, 4224), ("none", "silu", "silu_gated"),
+        (False, True),
+    ):  # fmt: skip
+        yield GemmRequest(
+            n=N, k=k, dtype=dtype, weight_format=FORMATS[name], epilogue=epilogue,  # type: ignore[arg-type]
+            has_bias=has_bias, tokens=TokenRange(rows, rows),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("units", [0, 132], ids=["whole", "split"])
+@pytest.mark.parametrize("arch", ARCHES)
+def test_quantised_products(arch: str, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, device = recorded_products(monkeypatch), with_units(arch, units)
+    seen: set[str] = set()
+    for request in quantised_requests():
+        if gemm_limits.not_supported_reasons(request, device):
+            continue
+        choices = gemm_limits.choose_kernels(request, device)
+        assert not isinstance(choices, Reason)
+        weight = weight_of(request.weight_format.name, request.k)
+        x = torch.zeros(request.tokens.high, request.k, dtype=getattr(torch, request.dtype))
+        products.bind(request, device, weight=weight)(x)
+        for choice in choices:
+            variant = compiled(choice.kernel, arch, choice.dtype, choice.config)
+            (launched,) = found[FUNCTIONS[choice.kernel.split(".")[1]]]
+            check_product(launched, variant, request)
+            seen.add(choice.kernel)
+        assert sum(map(len, found.values())) == len(choices)
+        for launches in found.values():
+            launches.clear()
+    assert ("gemm.split_k" in seen) == (units > 0)
+    assert {"gemm.weight_only", "gemm.fp8_weight_only"} <= seen
 
 
 @pytest.mark.parametrize(
@@ -212,7 +277,7 @@ def check_product(
         ("bfloat16", 64, {"epilogue": "silu_gated", "has_bias": True}, "none unless a residual"),
         ("bfloat16", 64, {"out_dtype": "float32", "has_residual": True}, "bfloat16"),
         ("float16", 64, {"epilogue": "silu_gated", "clamp": 7.0}, "unless it adds a residual"),
-        ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "quantised weights"),
+        ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "FP8 weights"),
     ],
 )
 def test_what_no_variant_is_compiled_for_is_refused(
@@ -263,7 +328,7 @@ def attention_requests() -> Iterator[AttentionRequest]:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = {phase: f"_attention_{phase}_kernel" for phase in ("prefill", "decode")}
-    found = recorded(monkeypatch, attention, *functions.values(), "_attention_merge_kernel")
+    found = recorded(monkeypatch, (attention,), *functions.values(), "_attention_merge_kernel")
     device, accepted = gpu(arch), 0
     judged: list[tuple[str, str]] = []
 

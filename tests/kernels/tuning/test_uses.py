@@ -46,10 +46,10 @@ def test_the_kernels_are_those_whose_code_the_limits_ask_about(device: DeviceSpe
 
 
 def test_a_class_without_a_configuration_has_a_default_with_its_loss(device: DeviceSpec) -> None:
-    request = product(4096, 7168, 4)
+    request = product(65_536, 7168, 4)
     (use,) = kernel_uses("gemm", gemm_limits.not_supported_reasons, request, device)
     assert use.basis == "default"
-    assert use.shape == "dtype=fp8_e4m3fn,form=g128,k=7168,n=4096,rows=16"
+    assert use.shape == "dtype=fp8_e4m3fn,form=g128,k=7168,n=65536,rows=16"
     assert use.loss is not None
     assert 0.0 <= use.loss < 0.5, "no configuration of this kernel would save more"
     assert "by the model" in use.note
@@ -98,6 +98,9 @@ def test_a_kernel_with_nothing_to_choose_is_fixed(device: DeviceSpec) -> None:
     (use,) = kernel_uses("norm.rms", norm_limits.not_supported_reasons, request, device)
     assert (use.kernel, use.basis, use.loss, use.shape) == ("norm.rms", "fixed", None, "")
     assert use.code.startswith("native: ")
+    split = kernel_uses("gemm", gemm_limits.not_supported_reasons, product(1536, 7168, 4), device)
+    assert [use.kernel for use in split] == ["gemm.split_k", "gemm.split_k_sum"]
+    assert {(use.basis, use.loss, use.shape) for use in split} == {("fixed", None, "")}
     elsewhere = dataclasses.replace(device, arch="sm_75")
     (use,) = kernel_uses("norm.rms", norm_limits.not_supported_reasons, request, elsewhere)
     assert use.code == ""
