@@ -31,7 +31,7 @@ def document(path: Path) -> ConfigurationFile:
 
 
 def test_devices_are_those_of_the_groups() -> None:
-    assert {"rtx-pro-6000-blackwell-server", "mi300x"} <= DEVICES <= set(GROUPS) <= set(profiles())
+    assert DEVICES == set(GROUPS) <= set(profiles())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -71,8 +71,9 @@ def uses_of(device: str, model: str) -> dict[tuple[str, str], KernelUse]:
     return {(u.kernel, u.shape): u for op in found.ops for u in planned_uses(op) if u.shape}
 
 
-def check_uses(device: str, model: str) -> None:
-    """A class that is kept is a row with its basis, and one that is not has its loss."""
+def check_uses(device: str, model: str, *, least: float) -> None:
+    """A class that is kept is a row with its basis, and one that is not has its loss. least: share
+    of the classes that are kept, whether or not they hold."""
     uses = uses_of(device, model)
     covered = 0
     for (kernel, shape), use in uses.items():
@@ -81,6 +82,7 @@ def check_uses(device: str, model: str) -> None:
         ).exists() else None  # fmt: skip
         if entry is None:
             assert use.basis == "default"
+            assert use.loss is not None or use.note
             continue
         covered += 1
         if is_current(entry, kernel):
@@ -91,19 +93,19 @@ def check_uses(device: str, model: str) -> None:
         else:
             assert use.basis == "default"
             assert f"kept: modelled {entry.made} for another" in use.note
-    assert covered >= 0.75 * len(uses), f"{covered} of {len(uses)} classes are kept"
+    assert covered >= least * len(uses), f"{covered} of {len(uses)} classes are kept"
 
 
 @pytest.mark.parametrize("device", ["rtx-pro-6000-blackwell-server", "mi300x"])
 def test_a_plan_shows_what_is_kept(device: str) -> None:
-    check_uses(device, "deepseek-v3.2")
+    check_uses(device, "deepseek-v3.2", least=0.75)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [*LARGE, *SMALL], ids=lambda name: Path(name).name)
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_every_plan_shows_what_is_kept(device: str, model: str) -> None:
-    check_uses(device, model)
+    check_uses(device, model, least=0.0)
 
 
 def test_a_stale_one_is_seen_by_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
