@@ -157,7 +157,7 @@ def markdown(found: dict[str, Any]) -> str:
         f"## {found['precision']}, batch {found['batch']}: {found['captured_ms']:.1f} ms a step, "
         f"{1000 * found['batch'] / found['captured_ms']:.0f} tokens/s",
         "",
-        f"Captured, as the engine runs it. Call by call, timed: {found['step_ms']:.1f} ms, of which",
+        f"Captured, as it is run. Call by call, timed: {found['step_ms']:.1f} ms, of which",
         "",
         "| call site | implementation | calls a step | µs each | ms a step | share |",
         "|---|---|---|---|---|---|",
