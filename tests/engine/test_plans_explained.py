@@ -8,6 +8,7 @@ import pytest
 
 from absent_plans import plan, profile
 from hal.ops.fused_gemm import FusedGemmRequest
+from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.plan import PlannedOp
 from hal.reasons import ReasonKind
@@ -77,9 +78,9 @@ def test_rows_are_rounded_to_the_fp8_that_the_device_multiplies(device: str, ele
     """So that a product's store can round for the next one, which no other encoding allows."""
     found = plan("deepseek-v4.1-flash", profile(device), 8)
     rounded = {
-        op.site.site: op.site.request.out_dtype
+        op.site.site: str(op.site.request.out_dtype)
         for op in found.ops
-        if isinstance(op.site.request, QuantizeRequest)
+        if isinstance(op.site.request, (QuantizeRequest, NormQuantizeRequest, FusedGemmRequest))
     }
     # The indexer's queries meet keys that are cached in e4m3fn on every device.
     assert rounded.pop("layers.*.indexer.q_quantize") == "fp8_e4m3fn"
