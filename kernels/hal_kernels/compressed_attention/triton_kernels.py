@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from hal_kernels.kv_write.packed_rows import decode_e4m3, decode_ue8m0, pages_of
+from hal_kernels.kv_write.unpacking import unpacked_once
 from hal_kernels.mla_attention.shared_rows import (
     held_or_loaded,
     query_chunks,
@@ -61,6 +62,7 @@ def _attend(
     stride_page, stride_row,
     DIM: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, IS_PACKED: tl.constexpr, RELOADS_Q: tl.constexpr,
+    REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Sums after a tile of rows, which are keys and values."""
     scores = tl.zeros((peak.shape[0], BLOCK_N), dtype=tl.float32)
@@ -71,6 +73,8 @@ def _attend(
             rows_ptr, tails_ptr, page, row, offs, visible, stride_page, stride_row, chunk * CHUNK,
             DIM, CHUNK, BLOCK_N, PAGE, IS_PACKED,
         )  # fmt: skip
+        if IS_PACKED and REGISTERS != "":
+            tile = unpacked_once(tile, REGISTERS)
         q_chunk = held_or_loaded(q[chunk], q_ptrs, heads, offs, DIM, RELOADS_Q)
         scores = tl.dot(q_chunk, tl.trans(tile), scores)
         tiles = tiles + (tile,)
@@ -89,7 +93,7 @@ def _compressed_attention_kernel(
     RATIO: tl.constexpr, BLOCK_H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, HAS_SINKS: tl.constexpr,
     IS_WHOLE: tl.constexpr, WINDOW_IS_PACKED: tl.constexpr, MAIN_IS_PACKED: tl.constexpr,
-    RELOADS_Q: tl.constexpr,
+    RELOADS_Q: tl.constexpr, REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a sequence and split of SPLIT entries, block of heads, sequence).
 
@@ -97,6 +101,7 @@ def _compressed_attention_kernel(
     does not depend on the rest of the batch. IS_WHOLE: one program sees all keys of a query and
     writes out[T, HEADS * DIM]; otherwise out_ptr is part[T, H, S, L], and the sinks are the
     merge's. TOP_K 0: all complete entries. RATIO 0: no entries.
+    REGISTERS: of `unpacked_once`, "" where the compiler is left alone with packed rows.
     """
     query = tl.program_id(0) // num_splits
     split = tl.program_id(0) % num_splits
@@ -126,6 +131,7 @@ def _compressed_attention_kernel(
                 q, q_ptrs, heads, window_ptr, window_tails_ptr, page, row, visible, scale,
                 accs, peak, total, stride_window_page, stride_window_row,
                 DIM, CHUNK, CHUNKS, BLOCK_N, PAGE, WINDOW_IS_PACKED, RELOADS_Q,
+                REGISTERS,
             )  # fmt: skip
     if RATIO > 0:
         complete = (at + 1) // RATIO
@@ -148,6 +154,7 @@ def _compressed_attention_kernel(
                 q, q_ptrs, heads, main_ptr, main_tails_ptr, page, row, visible, scale,
                 accs, peak, total, stride_main_page, stride_main_row,
                 DIM, CHUNK, CHUNKS, BLOCK_N, PAGE, MAIN_IS_PACKED, RELOADS_Q,
+                REGISTERS,
             )  # fmt: skip
     at_head = token * HEADS + head
     if IS_WHOLE:

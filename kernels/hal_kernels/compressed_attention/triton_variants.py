@@ -141,7 +141,7 @@ KERNELS = (
         name="compressed_attention.paged", op="compressed_attention",
         module="hal_kernels.compressed_attention.triton_kernels",
         function="_compressed_attention_kernel", variants=_variants, uses_matrix_unit=True,
-        sources=(SHARED_ROWS, PACKED_ROWS),
+        sources=(SHARED_ROWS, PACKED_ROWS, UNPACKING),
     ),
     TritonKernel(
         name="compressed_attention.v41", op="compressed_attention",

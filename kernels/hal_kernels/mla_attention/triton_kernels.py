@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from hal_kernels.kv_write.packed_rows import decode_e4m3, pages_of
+from hal_kernels.kv_write.unpacking import unpacked_once
 from hal_kernels.mla_attention.shared_rows import (
     held_or_loaded,
     query_chunks,
@@ -67,12 +68,14 @@ def _mla_attention_kernel(
     BLOCK_H: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr,
     IS_PACKED: tl.constexpr, IS_WHOLE: tl.constexpr, RELOADS_Q: tl.constexpr,
+    REGISTERS: tl.constexpr,
 ):  # fmt: skip
     """Program (query of a sequence and split of its keys, block of heads, sequence).
 
     IS_WHOLE: one program sees all keys of a query and writes out[T, HEADS * RANK]; otherwise
     out_ptr is part[T, H, S, L]. TOP_K 0: all positions are keys. Offsets of scales and tails are
-    in elements of their pointers.
+    in elements of their pointers. REGISTERS: of `unpacked_once`, "" where the compiler is left
+    alone with packed rows.
     """
     query = tl.program_id(0) // num_splits
     split = tl.program_id(0) % num_splits
@@ -128,6 +131,8 @@ def _mla_attention_kernel(
                 stride_scale_page, stride_scale_row, scale_start, chunk * CHUNK,
                 RANK, CHUNK, BLOCK_N, IS_PACKED,
             )  # fmt: skip
+            if IS_PACKED and REGISTERS != "":
+                tile = unpacked_once(tile, REGISTERS)
             q_chunk = held_or_loaded(q[chunk], q_ptrs, heads, offs, RANK, RELOADS_Q)
             scores = tl.dot(q_chunk, tl.trans(tile), scores)
             tiles = tiles + (tile,)

@@ -8,6 +8,7 @@ from typing import Any
 from hal.ops.kv_formats import PLAIN_FORMATS
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.mla_attention.packed_tiles import REGISTERS, UNPACKING
 
 _MODULE = "hal_kernels.mla_attention.triton_kernels"
 SHARED_ROWS = "hal_kernels.mla_attention.shared_rows"
@@ -36,12 +37,16 @@ def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
     is_packed, rows = kv_format not in PLAIN_FORMATS, block_heads(kv_format, heads)
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
-        chunk = 64 if target.arch.startswith("gfx11") else 128  # there operands are held twice
+        # RDNA 3 holds operands twice: its columns are fewer, but for rows that have no rotary part
+        # beside them, and packed rows are unpacked once for both products, or registers spill.
+        is_rdna3 = target.arch.startswith("gfx11")
+        chunk = 64 if is_rdna3 and kv_format != "v4_584" else 128
         return {
             "BLOCK_H": rows,
             "CHUNK": 512 if is_cdna and not is_packed else chunk,
             "BLOCK_N": 32 if is_cdna and not is_packed and rows == 16 else 16,
             "RELOADS_Q": not is_cdna,
+            "REGISTERS": REGISTERS["hip"] if is_rdna3 and is_packed else "",
             "num_warps": 4 if is_cdna else 8,
             "num_stages": 1,
         }
@@ -50,6 +55,7 @@ def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
         "CHUNK": 512,
         "BLOCK_N": 16 if is_packed else 32,
         "RELOADS_Q": False,
+        "REGISTERS": "",
         "num_warps": 8 if is_packed or rows > 16 else 4,
         "num_stages": 2,
     }
@@ -198,7 +204,7 @@ KERNELS = (
     TritonKernel(
         name="mla_attention.paged", op="mla_attention", module=_MODULE,
         function="_mla_attention_kernel", variants=_variants, uses_matrix_unit=True,
-        sources=(SHARED_ROWS, PACKED_ROWS),
+        sources=(SHARED_ROWS, PACKED_ROWS, UNPACKING),
     ),
     TritonKernel(
         name="mla_attention.wide", op="mla_attention",

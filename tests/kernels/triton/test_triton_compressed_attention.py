@@ -160,3 +160,11 @@ def test_magnitudes(name: str, phase: str, magnitudes: tuple[float, float]) -> N
     request = request_of(name, phase, has_sinks=False)
     found, exact = run(request, [(37, 1), (5, 1)], None, magnitudes=magnitudes)
     assert_exact("compressed_attention", found, exact)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("top_k", [0, 64])
+def test_packed_rows_on_rdna_3_spill_nothing(phase: str, top_k: int) -> None:
+    """A row is unpacked once for both products there."""
+    request = request_of("v4_584", phase, top_k=top_k)
+    assert not not_supported_reasons(request, gpu("gfx1100"))

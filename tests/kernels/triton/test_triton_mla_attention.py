@@ -278,3 +278,11 @@ def test_no_sequences() -> None:
         kernel = triton_mla.bind(request, gpu("sm_90"), scale=0.1)
         cache = torch.zeros(1, 16, request.row_dim).bfloat16()
         assert kernel(torch.empty(0, 5 * request.row_dim).bfloat16(), cache, meta).shape == (0, 160)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("top_k", [0, 64])
+def test_packed_rows_on_rdna_3_spill_nothing(phase: str, top_k: int) -> None:
+    """A row is unpacked once for both products there."""
+    request = request_of("v3", phase, kv_format="fp8_656", top_k=top_k, num_heads=128)
+    assert not not_supported_reasons(request, gpu("gfx1100"))
