@@ -147,7 +147,7 @@ def test_one_kernel_shows_up_as_exactly_that(
 ) -> None:
     """The source of one kernel is another file's: what an edit of it would be."""
     find = kernel_sources._file_of
-    module = "hal_kernels.rope.cpu"
+    module = "hal_kernels.rope_kv_write.cpu"
     path = find(module)
     assert path is not None
     (tmp_path / "cpu.py").write_text(path.read_text() + "\n# another comment\n")
@@ -155,7 +155,7 @@ def test_one_kernel_shows_up_as_exactly_that(
         kernel_sources, "_file_of", lambda m: tmp_path / "cpu.py" if m == module else find(m)
     )
     (change,) = changes_since(hal, locked)
-    assert (change["kind"], change["what"]) == ("kernel-source", "cpu.rope.jit")
+    assert (change["kind"], change["what"]) == ("kernel-source", "cpu.rope_kv_write.jit")
 
 
 def test_a_setting_shows_with_what_comes_of_it(
@@ -206,7 +206,7 @@ def test_a_plan_that_may_not_be_used_is_not_locked(
     monkeypatch.setattr(
         cpu_candidates,
         "candidates_for",
-        lambda op, device: [c for c in everything(op, device) if c.name != "cpu.rope.jit"],
+        lambda op, device: [c for c in everything(op, device) if c.name != "cpu.attention.decode.jit"],
     )
     ran = hal("lock", MODEL, "-o", "hal.lock")
     assert ran.code == 2

@@ -143,7 +143,7 @@ def test_metrics_count_calls_of_each_op_and_implementation(server: ServerProcess
         series = [v for k, v in grown.items() if all(label in k for label in labels)]
         assert series, op
         assert sum(series) > 0, op
-    one = {k: v for k, v in grown.items() if 'op="rope"' in k}
+    one = {k: v for k, v in grown.items() if 'op="rope_kv_write"' in k}
     assert sum(one.values()) == 30 * 5  # a prefill and four decode steps through thirty layers
 
 

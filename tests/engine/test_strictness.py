@@ -171,7 +171,7 @@ def test_every_op_of_the_plan_explains_itself(config_folder: Path, tp: int) -> N
             for reason in loser["reasons"]:
                 assert reason["what"]
                 assert reason["required"] != reason["found"]
-    wanted = {"embed", "input_norm", "qkv_proj", "rope", "kv_write", "attention", "o_proj"}
+    wanted = {"embed", "input_norm", "qkv_proj", "rope_kv_write", "attention", "o_proj"}
     wanted |= {"post_norm", "gate_up_proj", "down_proj", "final_norm", "lm_head", "top_k_top_p"}
     if tp > 1:
         wanted |= {"o_all_reduce", "down_all_reduce", "lm_head_all_gather"}

@@ -109,7 +109,7 @@ def sabotaged(tiny_folder: Path) -> AuditReport:
     auditor.changed = {
         DECODE: _branching_by_head_dim,
         NORM: _branching_for_one_row,
-        "cpu.rope.jit": _reading,
+        "cpu.rope_kv_write.jit": _reading,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalRunner, "execute", escaping)
@@ -135,8 +135,8 @@ def test_a_wrapper_that_branches_in_some_calls_only(sabotaged: AuditReport) -> N
 
 def test_a_host_read_inside(sabotaged: AuditReport) -> None:
     found = of_rule(sabotaged, "host-op-in-call")
-    assert {f.site for f in found} == {"layers.2.rope"}
-    assert found[0].op == "rope"
+    assert {f.site for f in found} == {"layers.2.rope_kv_write"}
+    assert found[0].op == "rope_kv_write"
     assert found[0].location is not None
     assert Path(found[0].location.file).name == Path(__file__).name
     assert sabotaged.coverage["host"].calls > 0
@@ -164,7 +164,7 @@ def test_a_product_on_a_thread_of_its_own(auditor: Auditor) -> None:
 
         return call if number == 1 else kernel
 
-    auditor.changed["cpu.rope.jit"] = handing_over
+    auditor.changed["cpu.rope_kv_write.jit"] = handing_over
     (finding,) = of_rule(auditor.run(), "unrouted")
     assert finding.op == "aten::mm"
     assert finding.location is None
