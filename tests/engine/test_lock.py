@@ -202,11 +202,11 @@ def test_a_command_line_that_makes_no_sense(hal: Hal, locked: Path) -> None:
 def test_a_plan_that_may_not_be_used_is_not_locked(
     hal: Hal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = cpu_candidates.candidates_for
+    everything, chosen = cpu_candidates.candidates_for, "cpu.attention.decode.jit"
     monkeypatch.setattr(
         cpu_candidates,
         "candidates_for",
-        lambda op, device: [c for c in everything(op, device) if c.name != "cpu.attention.decode.jit"],
+        lambda op, device: [c for c in everything(op, device) if c.name != chosen],
     )
     ran = hal("lock", MODEL, "-o", "hal.lock")
     assert ran.code == 2
