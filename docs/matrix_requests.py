@@ -334,6 +334,7 @@ REQUESTS: Mapping[str, Mapping[str, OpRequest]] = {
     "index_selection": {
         "v3.2 decode": _selection(64, "fp8_132", 2048),
         "v3.2 prefill": _selection(64, "fp8_132", 2048, phase="prefill", tokens=_LONG),
+        "bf16 decode": _selection(64, "bf16", 2048, dtype="bfloat16"),
         "v4.1 publishing": _selection(
             32, "fp4_68", 512, candidate_blocks=2048, publishes_candidates=True
         ),

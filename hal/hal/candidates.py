@@ -113,6 +113,10 @@ class KernelCandidate:
     to configure or it was measured; a plan says so of each that it chooses. modules: whose
     source is the kernel, where `load` imports them by computed names. kernel_uses: the compiled
     kernels that a request would launch, with what is known of their code; for people and tuning.
+    is_graph_safe: a step with it may be captured and replayed on new values in the same tensors
+    (`hal.hookspecs.CapturingRuntime`): nothing that it does depends on a value that the host read,
+    and memory of its own outlives the capture. On the CPU all it computes are launches of
+    `hal_kernels.cpu_launch`; what else it does is found when a step is captured, before ready.
     """
 
     name: str

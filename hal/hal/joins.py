@@ -37,8 +37,9 @@ class JoinedSite:
     """One call in place of several, in layers in which all of them are.
 
     needs_gain: False for a call that is its first part with less to store and fewer launches behind
-    it, which estimates do not count: it is taken where it is not estimated to be slower, unless
-    nobody measured its configuration and that of its first part needs no such measurement.
+    it, which estimates do not count: it is taken where its tier is no worse than that part's and it
+    is not estimated to be slower, unless nobody measured its configuration and that of its first
+    part needs no such measurement.
     """
 
     site: OpSite
@@ -161,7 +162,9 @@ def _why_apart(
             decisions.append(choose(part.request.with_tokens(bucket)))
         except UnservedRequestError:
             return ""  # apart, nothing serves
-    if whole.lost is not None or any(d.choice.tier > whole.choice.tier for d in decisions):
+    # A call that is its first part, with what lies behind, is no slower for what the others are.
+    compared = decisions if join.needs_gain else decisions[:1]
+    if whole.lost is not None or any(d.choice.tier > whole.choice.tier for d in compared):
         return _why_lower(whole)
     apart = [d.estimate_us for d in decisions]
     together = whole.estimate_us

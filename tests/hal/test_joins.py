@@ -265,6 +265,23 @@ def test_a_join_that_saves_what_estimates_do_not_count_needs_no_gain(
     assert not said or said in joins[0]
 
 
+@pytest.mark.parametrize("needs_gain", [True, False])
+@pytest.mark.parametrize("slower", ["sum", "norm"])
+def test_a_call_that_is_its_first_part_is_compared_with_that_part(
+    device: DeviceSpec, candidate: Any, slower: str, needs_gain: bool
+) -> None:
+    """Emulated as its first part is, it is no loss for a native second one."""
+    tiers = {name: Tier.TUNED if name == slower else Tier.NATIVE for name in ("sum", "norm")}
+    offered = [
+        candidate("sum", op="collective", tier=tiers["sum"]),
+        candidate("norm", op="norm.rms", tier=tiers["norm"]),
+        candidate("both", op="all_reduce_norm", tier=Tier.TUNED),
+    ]
+    found = planned(device, offered, joins=[replace(JOIN, needs_gain=needs_gain)])
+    is_joined = ("layers.0–2.both", "1-64", "both") in listed(found)
+    assert is_joined == (slower == "sum" and not needs_gain)
+
+
 @pytest.mark.parametrize("most", [8, 64])
 def test_a_second_join_of_the_same_parts_leaves_the_sizes_above_the_first_apart(
     device: DeviceSpec, candidate: Any, most: int

@@ -170,7 +170,9 @@ def _held(kernel: str, device: DeviceSpec) -> dict[str, TunedConfiguration]:
                 continue
             for entry in document.entries:
                 best = entry.best() if entry.basis == basis and entry.is_complete else None
-                if best is not None and is_current(entry, kernel):
+                if best is not None and is_current(
+                    entry, kernel, device.software.get("triton", "")
+                ):
                     kept = TunedConfiguration(
                         basis=basis, trial=best, made=entry.made, path=path, loss=entry.loss()
                     )
@@ -184,16 +186,23 @@ def stale_configuration(kernel: str, device: DeviceSpec, shape: str) -> str:
         document = load_configurations(configuration_path(store, device_key(device), kernel))
         entries = () if document is None or document.arch != device.arch else document.entries
         for entry in entries:
-            if entry.shape == shape and entry.is_complete and not is_current(entry, kernel):
+            if (
+                entry.shape == shape
+                and entry.is_complete
+                and not is_current(entry, kernel, device.software.get("triton", ""))
+            ):
                 of = "source" if entry.code != code_hash(kernel) else f"Triton ({entry.triton})"
                 return f"{entry.basis} {entry.made} for another {of} and not used"
     return ""
 
 
-def is_current(entry: ShapeEntry, kernel: str) -> bool:
-    """Whether the trials are of the kernel as it is, compiled by the Triton that is installed; a
-    host without one cannot launch anything and takes the entry as it is."""
-    version = triton_version()
+def is_current(entry: ShapeEntry, kernel: str, triton: str = "") -> bool:
+    """Whether the trials are of the kernel as it is, compiled by this Triton.
+
+    triton: the version beside a device; "" for the one that is installed here. A host without one
+    cannot launch anything and takes the entry as it is.
+    """
+    version = triton or triton_version()
     return entry.code == code_hash(kernel) and version in ("", entry.triton)
 
 

@@ -76,7 +76,9 @@ def check(
     wide = cache.double() if request.kv_format in PLAIN_FORMATS else cache
     exact = reference(request, scale=0.1)(q.double(), wide, meta, lists)
     assert found.dtype == dtype
-    assert_exact("mla_attention", found, exact)
+    # Packed rows are rounded to bfloat16 once more, behind their scales.
+    times = 1.0 if request.kv_format in PLAIN_FORMATS else 2.0
+    assert_exact("mla_attention", found, exact, times=times)
 
 
 @pytest.mark.parametrize("top_k", [0, 64])
