@@ -213,17 +213,34 @@ def _dense_call(shape: ShapeClass, device: Any) -> Call:
     return Call(request=request, static=static, args=(x,))
 
 
+def _random_weight(form: WeightFormat, n: int, k: int) -> Any:
+    """A `QuantizedWeight` [N, K] on the host; of integers, random ones and scales."""
+    import torch
+
+    from hal.ops.formats import QuantizedWeight, quantize_weight
+
+    if form.element != "int":
+        return quantize_weight(torch.randn(n, k) / k**0.5, form)
+    shape = form.scale_shape(n, k)
+    scale = (torch.rand(shape) * 0.05 + 0.001).to(getattr(torch, form.scale_dtype))
+    data = torch.randint(0, 256, (n, k * form.bits // 8), dtype=torch.uint8)
+    return QuantizedWeight(
+        format=form,
+        data=data.view(torch.int8) if form.bits == 8 else data,
+        scale=scale,
+        minimum=None if form.is_symmetric else -torch.rand(shape).to(scale.dtype),
+    )
+
+
 def _quantised_call(kernel: str) -> Any:
     def call(shape: ShapeClass, device: Any) -> Call:
         import dataclasses
 
         import torch
 
-        from hal.ops.formats import QuantizedWeight, quantize_weight
-
         form: WeightFormat = FORMATS[_FORMATS[kernel, shape.form]]
         n, k = shape.size("n"), shape.size("k")
-        packed: QuantizedWeight = quantize_weight(torch.randn(n, k) / k**0.5, form)
+        packed = _random_weight(form, n, k)
         moved: dict[str, Any] = {
             field.name: value.to(device)
             for field in dataclasses.fields(packed)
