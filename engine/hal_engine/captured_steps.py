@@ -24,8 +24,6 @@ Forward = Callable[[StepInputs], torch.Tensor]
 
 # Contexts up to this length share a capture; then up to twice, four times, …
 _LEAST_CONTEXT = 128
-# Captures that are kept; the one that was not used for the longest time goes.
-_MOST_CAPTURES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,14 @@ class CapturedSteps:
         self._sizes = frozenset(n for part in sizes for n in range(part.low, part.high + 1))
         self._inputs = _StaticInputs(max(self._sizes), block_size, max_model_len)
         self._kept: OrderedDict[tuple[int, int, int], _Kept] = OrderedDict()
+        # One of each size and context: a smaller limit would capture again and again.
+        self.most_captures = len(self._sizes) * self._inputs.num_contexts
         self.num_replays = 0
+
+    def close(self) -> None:
+        """Lets go of the captures, and with them of the caches."""
+        self._kept.clear()
+        self._sizes, self._caches = frozenset(), ()
 
     def serves(self, batch: Batch) -> bool:
         """Whether the step is one to replay."""
@@ -80,15 +85,15 @@ class CapturedSteps:
         self.num_replays += 1
         return kept.step.output
 
-    def rehearse(self, num_slots: int) -> None:
-        """Captures a step of each range of sizes, largest first, on `num_slots` slots that nobody
-        uses yet. Raises as `run`."""
+    def rehearse(self, num_blocks: int, max_model_len: int) -> None:
+        """Captures a step of each range of sizes, largest first, on blocks that nobody uses yet.
+        Raises as `run`."""
+        positions = min(self._inputs.block_size, max_model_len)
         for part in reversed(self._ranges):
-            count = min(part.high, num_slots)
+            count = min(part.high, num_blocks * positions)
             if count in self._sizes and self._ops.is_replayable:
-                block_size = self._inputs.block_size
                 sequences = [
-                    ScheduledSequence(i, [0], i % block_size, [i // block_size], "last")
+                    ScheduledSequence(i, [0], i % positions, [i // positions], "last")
                     for i in range(count)
                 ]
                 self.run(Batch(decode=sequences))
@@ -100,8 +105,8 @@ class CapturedSteps:
                 lambda: self._forward(step), [*self._inputs.tensors, *self._caches]
             )
         kept = self._kept[key] = _Kept(captured, calls)
-        if len(self._kept) > _MOST_CAPTURES:
-            self._kept.popitem(last=False)
+        if len(self._kept) > self.most_captures:
+            self._kept.popitem(last=False)[1].calls.end()
         return kept
 
 
@@ -126,6 +131,10 @@ class _StaticInputs:
             for tensor in (self._token_ids, self._positions, self._slots, self._lengths)
         ]
         self._table_view = self._table.numpy()
+
+    @property
+    def num_contexts(self) -> int:
+        return len(self._contexts)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -99,7 +99,7 @@ class LocalRunner:
         before the first request. Writes into KV blocks. Raises CaptureError."""
         if self._captured is not None:
             with torch.inference_mode():
-                self._captured.rehearse(self._num_blocks * self._block_size)
+                self._captured.rehearse(self._num_blocks, self._max_model_len)
 
     @property
     def num_replays(self) -> int:
@@ -125,6 +125,8 @@ class LocalRunner:
         return masked
 
     def close(self) -> None:
+        if self._captured is not None:
+            self._captured.close()
         self._caches.clear()
 
     def _inputs(self, batch: Batch) -> StepInputs:

@@ -49,12 +49,15 @@ class CallCounter:
 
     def __init__(self) -> None:
         self._count = itertools.count()
-        self._repeats: list[tuple[CallCounter, int]] = []
+        # Calls of repeats that have ended, and (repeats, calls of each) of the others: one tuple,
+        # replaced whole, so that whoever reads sees no half of a change.
+        self._repeats: tuple[int, tuple[tuple[CallCounter, int], ...]] = (0, ())
         self.tick: Callable[[], int] = self._count.__next__
 
     @property
     def value(self) -> int:
-        return self.own + sum(calls * repeats.own for repeats, calls in tuple(self._repeats))
+        ended, others = self._repeats
+        return self.own + ended + sum(calls * repeats.own for repeats, calls in others)
 
     @property
     def own(self) -> int:
@@ -64,22 +67,36 @@ class CallCounter:
 
     def add_repeats(self, repeats: CallCounter, calls: int) -> None:
         """From now on each tick of `repeats` counts as so many calls."""
-        self._repeats.append((repeats, calls))
+        ended, others = self._repeats
+        self._repeats = (ended, (*others, (repeats, calls)))
+
+    def end_repeats(self, repeats: CallCounter) -> None:
+        """`repeats` will not tick any more: its calls so far become a number."""
+        ended, others = self._repeats
+        ended += sum(calls * repeats.own for one, calls in others if one is repeats)
+        self._repeats = (ended, tuple(pair for pair in others if pair[0] is not repeats))
 
 
 class RecordedCalls:
     """The calls of a step that can be run again as one: see `BoundOps.recorded_calls`."""
 
-    __slots__ = ("_repeats", "repeat")
+    __slots__ = ("_counters", "_repeats", "repeat")
 
     def __init__(self) -> None:
+        self._counters: tuple[CallCounter, ...] = ()
         self._repeats = CallCounter()
         self.repeat: Callable[[], int] = self._repeats.tick
         """Counts every call of the step once more."""
 
     def record(self, calls: Mapping[CallCounter, int]) -> None:
+        self._counters = tuple(calls)
         for counter, times in calls.items():
             counter.add_repeats(self._repeats, times)
+
+    def end(self) -> None:
+        """The step is not run again; what it counted stays counted."""
+        for counter in self._counters:
+            counter.end_repeats(self._repeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

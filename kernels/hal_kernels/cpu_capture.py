@@ -6,8 +6,9 @@ list of its launches, with the addresses that they had: the replay is one call i
 What CUDA graphs are on a GPU.
 
 A capture holds for the memory that the step was given: who replays writes the inputs into the same
-tensors. It is refused where anything but a launch computes (torch's own ops, values read by Python)
-or a launch is given an address that nothing keeps alive, so that a replay is the step or an error.
+tensors. It is refused where an op of torch computes or reads a value, or a launch is given an
+address that nothing keeps alive. What Python does on its own (numpy's views, lists) is not seen:
+whoever says that an implementation is safe to capture answers for that.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal.errors import CaptureError
-from hal_kernels.cpu_launch_memory import HEADER_WORDS, relocate_launch
+from hal_kernels.cpu_fault import check_all
+from hal_kernels.cpu_launch_memory import relocate_launch
 from hal_kernels.cpu_memory_plan import ALIGNMENT, Lifetime, place
-from hal_kernels.cpu_recording import Recording, recorded_launches
+from hal_kernels.cpu_recording import RecordedLaunch, Recording, recorded_launches
 from hal_kernels.cpu_sequence import SEQUENCE_WORDS, fill_sequence, sequence_call
 
 # Ops that make memory and write none of it.
 _MAKING = frozenset({"aten::empty", "aten::new_empty", "aten::empty_strided", "aten::empty_like"})
-# Arguments of launches below this are numbers: no memory of a process lies there.
-_LEAST_ADDRESS = 1 << 32
 
 
 class SharedMemory:
@@ -138,8 +138,8 @@ class _StepMemory:
         self._begins = [span.begin for span in self._spans]
         uses: dict[int, tuple[int, int]] = {}
         for index, launch in enumerate(recording.launches):
-            for word in launch.words[HEADER_WORDS : HEADER_WORDS + launch.num_arguments]:
-                if word >= _LEAST_ADDRESS and (span := self._find(word)).made >= 0:
+            for word in _addresses(launch):
+                if (span := self._find(word)).made >= 0:
                     uses[span.made] = (uses.get(span.made, (index, index))[0], index)
         self._add_result(uses, result, len(recording.launches))
         numbers = sorted(uses)
@@ -175,11 +175,21 @@ class _StepMemory:
         return self._spans[index]
 
     def moved(self, word: int, arena: int) -> int:
-        """What a launch is given in a replay in place of `word`."""
-        if word < _LEAST_ADDRESS:
-            return word
+        """What a launch is given in a replay in place of the address `word`."""
         span = self._find(word)
         return word if span.made < 0 else arena + self._offsets[span.made] + word - span.begin
+
+
+def _addresses(launch: RecordedLaunch) -> list[int]:
+    """The addresses that a launch was given. Raises CaptureError where its binding does not say."""
+    if launch.addresses is None:
+        raise CaptureError(
+            "capture of a step on the CPU",
+            "launches that say which of their arguments are addresses",
+            f"one of {len(launch.words)} words that does not",
+            "name them where the worker is bound (bind_worker, Stage)",
+        )
+    return [launch.words[index] for index in launch.addresses if launch.words[index]]
 
 
 def _span(tensor: torch.Tensor, made: int) -> _Span:
@@ -200,12 +210,10 @@ def _program(
     words = (ctypes.c_int64 * num_words)()
     start, starts = SEQUENCE_WORDS + len(launches), []
     for launch in launches:
-        last_argument = HEADER_WORDS + launch.num_arguments
-        words[start : start + len(launch.words)] = [
-            *launch.words[:HEADER_WORDS],
-            *(memory.moved(word, address) for word in launch.words[HEADER_WORDS:last_argument]),
-            *launch.words[last_argument:],
-        ]
+        words[start : start + len(launch.words)] = list(launch.words)
+        for index in launch.addresses or ():
+            if launch.words[index]:
+                words[start + index] = memory.moved(launch.words[index], address)
         starts.append(relocate_launch(words, start))
         start += len(launch.words)
     fill_sequence(words, starts)
@@ -218,13 +226,12 @@ def _program(
         output = result
     run = sequence_call()
     sequence = ctypes.c_int64(ctypes.addressof(words))
-    checks = [fault.check for fault in recording.faults.values()]
+    faults = tuple(recording.faults.values())
     owners = [launch.owner for launch in launches]
     held = (words, arena, inputs, recording.memory, owners)
 
     def replay(_held: Any = held) -> None:
         run(sequence)
-        for check in checks:
-            check()
+        check_all(faults)
 
     return CapturedStep(output=output, replay=replay, num_launches=len(launches))

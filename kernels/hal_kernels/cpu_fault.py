@@ -7,7 +7,7 @@ afterwards. A replayed step (see `cpu_capture`) asks for all its launches at its
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class Fault:
@@ -24,6 +24,19 @@ class Fault:
 
     def check(self) -> None:
         """Raises the error if an index was noted since the last time."""
-        if self._is_noted.value:
-            self._is_noted.value = 0
-            raise self._error(self._index.value)
+        if (error := self.take()) is not None:
+            raise error
+
+    def take(self) -> Exception | None:
+        """The error of an index that was noted since the last time."""
+        if not self._is_noted.value:
+            return None
+        self._is_noted.value = 0
+        return self._error(self._index.value)
+
+
+def check_all(faults: Sequence[Fault]) -> None:
+    """Raises the first error; what others noted is forgotten, as they ran in the same step."""
+    found = [error for fault in faults if (error := fault.take()) is not None]
+    if found:
+        raise found[0]

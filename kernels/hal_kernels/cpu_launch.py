@@ -66,16 +66,19 @@ def bind_worker(
     num_arguments: int,
     constants: tuple[int | torch.Tensor, ...] = (),
     fault: Fault | None = None,
+    addresses: tuple[int, ...] | None = None,
 ) -> Launch:
     """Give ``worker`` its argument memory and return the call.
 
     The worker sees the launch's ``num_arguments`` arguments first, then ``constants``: numbers,
     addresses whose memory the caller keeps alive, and tensors, seen as the address of their data
     and kept alive by the launch; then the two addresses of ``fault``, which each launch checks.
+    addresses: which arguments are addresses (or 0); a step is captured only if all of its launches
+    say so, since a number cannot be told from an address.
     """
     if fault is not None:
         constants = (*constants, *fault.addresses)
-    stage = Stage(worker, num_arguments, constants)
+    stage = Stage(worker, num_arguments, constants, addresses)
     words = (ctypes.c_int64 * stage.num_words)()
     runtime, _ = parallel_runtime()
     memory = LaunchMemory(words, 0, stage, runtime)

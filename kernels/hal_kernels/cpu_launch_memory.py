@@ -29,6 +29,7 @@ class Stage:
     worker: CompiledWorker
     num_arguments: int
     constants: tuple[int | torch.Tensor, ...] = ()
+    addresses: tuple[int, ...] | None = None
 
     @property
     def num_words(self) -> int:
@@ -44,6 +45,9 @@ class LaunchMemory:
         self._words, self._start, self._stage = words, start, stage
         entries = ctypes.c_int64(0)
         self._held = (words, stage, entries)
+        self._addresses: tuple[int, ...] | None = None
+        if stage.addresses is not None:
+            self._addresses = tuple(HEADER_WORDS + index for index in stage.addresses)
         words[start + WORKER] = stage.worker.address
         words[start + ARGUMENTS] = ctypes.addressof(words) + 8 * (start + HEADER_WORDS)
         words[start + THREAD_NUM] = 0 if runtime is None else runtime.thread_num_address
@@ -64,7 +68,7 @@ class LaunchMemory:
         recording.launches.append(
             RecordedLaunch(
                 words=tuple(self._words[self._start : self._start + self._stage.num_words]),
-                num_arguments=self._stage.num_arguments,
+                addresses=self._addresses,
                 owner=self._held,
             )
         )

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLaunch:
-    """One run of a worker. words: the launch's memory as it was (see `cpu_launch`), of which
-    `num_arguments` words behind the header were given by the call. owner: what keeps the worker's
-    code and constants alive."""
+    """One run of a worker. words: the launch's memory as it was (see `cpu_launch_memory`).
+    addresses: which of them are addresses that the call gave, or 0; None if nobody says. owner:
+    what keeps the worker's code and constants alive."""
 
     words: tuple[int, ...]
-    num_arguments: int
+    addresses: tuple[int, ...] | None
     owner: Any
 
 

@@ -30,7 +30,6 @@ def thread_scratch(num_bytes: int) -> torch.Tensor:
         hold(memory)
         return memory
     memory = torch.empty(num_bytes, dtype=torch.uint8)
-    hold(memory)
     if num_bytes <= _MOST_KEPT_BYTES:
         _buffer.memory = memory
     return memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook
 from hal_backends.cpu import candidates
 from hal_backends.cpu.candidates import elementwise
-from hal_engine import captured_steps
 from hal_engine.api import GenerationRequest, SamplingParams
 from hal_engine.batch import Batch, ScheduledSequence
 from hal_engine.building import build_rank
@@ -214,18 +214,44 @@ def test_a_wrapped_kernel_is_always_called(folder: Path, registry: BackendRegist
         assert "lm_head" in called
 
 
-def test_captures_are_bounded(
-    folder: Path, registry: BackendRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(captured_steps, "_MOST_CAPTURES", 3)
-    runner, _ = build(plan_of(folder, registry), registry)
-    plain, _ = build_rank(plan_of(folder, registry), 0, None, NUM_BLOCKS)
+def test_captures_are_bounded(folder: Path, registry: BackendRegistry) -> None:
+    runner, ops = build(plan_of(folder, registry), registry)
+    plain, other_ops = build_rank(plan_of(folder, registry), 0, None, NUM_BLOCKS)
     assert runner._captured is not None
-    for count in (1, 2, 3, 4, 5, 1, 4):
+    runner._captured.most_captures = 3
+    before = calls(ops)
+    for count in (1, 1, 2, 3, 3, 4, 5, 1, 4, 4):
         batch = decode_batch(count, 0)
         got = runner.execute(batch).clone()
         assert torch.equal(got, plain.execute(batch))
         assert len(runner._captured._kept) <= 3
+    counted = {key: number - before[key] for key, number in calls(ops).items()}
+    assert counted == calls(other_ops)
+    counter = ops._bound[0].counter
+    assert len(counter._repeats[1]) <= 3  # what was counted by captures that went is a number
+
+
+@pytest.mark.parametrize(("block_size", "length", "sequences"), [(16, 8, 16), (64, 32, 64)])
+def test_a_context_shorter_than_a_block_opens(
+    folder: Path, registry: BackendRegistry, block_size: Any, length: int, sequences: int
+) -> None:
+    planned = plan_of(
+        folder,
+        registry,
+        block_size=block_size,
+        max_model_len=length,
+        max_num_seqs=sequences,
+    )
+    runner, _ = build(planned, registry)
+    assert runner.execute(decode_batch(2, length - 1)).shape[0] == 2
+
+
+def test_a_closed_runner_lets_go_of_its_cache(folder: Path, registry: BackendRegistry) -> None:
+    runner, _ = build(plan_of(folder, registry), registry)
+    runner.execute(decode_batch(2, 20))
+    cache = weakref.ref(runner._caches[0][0])
+    runner.close()
+    assert cache() is None
 
 
 def notes_of(planned: PlannedModel) -> list[str]:

@@ -23,6 +23,7 @@ from hal_kernels.embedding.cpu import bind_embedding
 from hal_kernels.gemm.cpu_generated import bind_generated
 from hal_kernels.gemm.cpu_generated_int8 import bind_generated_int8
 from hal_kernels.norm.cpu import bind_rms_norm
+from hal_kernels.quantize.cpu import bind_quantize_rows
 
 HIDDEN, WIDE, VOCAB = 96, 224, 50
 NORMS = 3
@@ -200,6 +201,45 @@ def test_a_replay_raises_for_an_index_out_of_range_and_the_next_is_right() -> No
     ids[2] = 3
     taken.replay()
     assert torch.equal(taken.output, embed(ids))
+
+
+def test_faults_of_several_launches_are_forgotten_with_the_first() -> None:
+    """One bad index in every layer is one error, and the next step is none."""
+    embeds = [bind_embedding(weight=torch.randn(VOCAB, HIDDEN)) for _ in range(3)]
+    ids = torch.randint(0, VOCAB, (4,))
+
+    def step() -> torch.Tensor:
+        return [embed(ids) for embed in embeds][-1]
+
+    taken = captured(step, ids)
+    ids[1] = -1
+    with pytest.raises(IndexError, match="token id -1"):
+        taken.replay()
+    ids[1] = 2
+    taken.replay()
+    assert torch.equal(taken.output, step())
+
+
+def test_launches_that_do_not_say_what_is_an_address_are_refused() -> None:
+    quantize = bind_quantize_rows(features=HIDDEN, dtype=torch.float32)
+    x = torch.randn(4, HIDDEN)
+    with pytest.raises(CaptureError, match="which of their arguments are addresses"):
+        captured(lambda: quantize(x)[0], x)
+
+
+def test_large_scratch_of_many_calls_is_one_memory() -> None:
+    """Beyond what a thread keeps, each call makes its own: in a replay they share it."""
+    wide = 9 * 2**20 // (4 * 40)
+    products = [bind_generated(torch.randn(64, wide) / wide) for _ in range(4)]
+    x, shared = torch.randn(40, wide), SharedMemory()
+
+    def step() -> torch.Tensor:
+        return [product(x) for product in products][-1]
+
+    taken = captured(step, x, shared=shared)
+    assert shared.take(0).numel() < 2 * 4 * 40 * wide
+    taken.replay()
+    assert torch.equal(taken.output, step())
 
 
 def test_launches_of_other_threads_are_not_recorded() -> None:

@@ -63,7 +63,7 @@ def bind_gated_activation(
     compiled = _compile_activation(
         width, element_kind(dtype), activation == "gelu_tanh", float(clamp)
     )
-    launch = bind_worker(compiled, 3)
+    launch = bind_worker(compiled, 3, addresses=(0, 2))
     grain = max(1, _GRAIN_ELEMENTS // width)
 
     def gated_activation(x: torch.Tensor) -> torch.Tensor:

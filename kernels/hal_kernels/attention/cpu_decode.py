@@ -72,7 +72,7 @@ def bind_attention_decode(
         float(scale),
     )
     sink_logits = 0 if sinks is None else sinks.detach().to(torch.float32).contiguous()
-    launch = bind_worker(compiled, 12, (sink_logits,))
+    launch = bind_worker(compiled, 12, (sink_logits,), addresses=(0, 2, 3, 4, 5, 6, 8, 9))
     partial_floats = num_kv_heads * group * (head_dim + LANES)
     window_splits = (window + SPLIT_KEYS - 2) // SPLIT_KEYS + 1 if window else 0
     out_features = num_heads * head_dim

@@ -52,6 +52,7 @@ def bind_embedding(*, weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Te
         2,
         (weight, vocab_size),
         fault,
+        addresses=(0, 1),
     )
     grain = max(1, _GRAIN_ELEMENTS // hidden_size)
 

@@ -26,7 +26,7 @@ from hal_kernels.gemm.jit_float import (
 )
 from hal_kernels.gemm.jit_float_weights import FloatKernel
 from hal_kernels.gemm.jit_ir import GeneratedWorker
-from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
+from hal_kernels.gemm.jit_panel import PANEL_ADDRESSES, PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.pack_rows import pack_rows_worker
 from hal_kernels.gemm.packing import PanelLayout, refuse_rows
 from hal_kernels.thread_scratch import thread_scratch
@@ -150,8 +150,8 @@ def _bind_panels(
 
 def _bind_packed(worker: GeneratedWorker, k: int, constants: tuple[Any, ...]) -> StagedLaunch:
     """Packing of the rows, then ``worker``."""
-    pack = Stage(pack_rows_worker(), 5, (k,))
-    return bind_stages(pack, Stage(worker, len(PANEL_ARGUMENTS), constants))
+    pack = Stage(pack_rows_worker(), 5, (k,), addresses=(0, 1))
+    return bind_stages(pack, Stage(worker, len(PANEL_ARGUMENTS), constants, PANEL_ADDRESSES))
 
 
 def _panel_constants(

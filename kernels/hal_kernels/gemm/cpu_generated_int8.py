@@ -28,8 +28,12 @@ from hal_kernels.gemm.jit_int8 import (
     dot_isa,
 )
 from hal_kernels.gemm.jit_ir import GeneratedWorker
-from hal_kernels.gemm.jit_panel import PANEL_ARGUMENTS, PanelEpilogue
-from hal_kernels.gemm.jit_quantize import QUANTIZE_ARGUMENTS, compile_quantize_worker
+from hal_kernels.gemm.jit_panel import PANEL_ADDRESSES, PANEL_ARGUMENTS, PanelEpilogue
+from hal_kernels.gemm.jit_quantize import (
+    QUANTIZE_ADDRESSES,
+    QUANTIZE_ARGUMENTS,
+    compile_quantize_worker,
+)
 from hal_kernels.gemm.packing import PanelLayout, pack_dot_int4, pack_dot_int8, refuse_rows
 from hal_kernels.thread_scratch import thread_scratch
 
@@ -66,7 +70,9 @@ def bind_generated_int8(
     quantizer = compile_quantize_worker(
         isa, activation_offset(isa, kernel), has_sums=bits == "int4"
     )
-    quantize = Stage(quantizer, len(QUANTIZE_ARGUMENTS), (k, row_bytes, row_bytes, row_bytes))
+    quantize = Stage(
+        quantizer, len(QUANTIZE_ARGUMENTS), (k, row_bytes, row_bytes, row_bytes), QUANTIZE_ADDRESSES
+    )
     multiply = Stage(
         _worker(isa, kernel),
         len(PANEL_ARGUMENTS),
@@ -82,6 +88,7 @@ def bind_generated_int8(
             layout.tail,
             0,
         ),
+        PANEL_ADDRESSES,
     )
     launch = bind_stages(quantize, multiply)
     get_num_threads = torch.get_num_threads

@@ -14,6 +14,7 @@ PanelEpilogue = Literal["none", "silu", "silu_gated"]
 # The worker's arguments. Strides are in bytes. ``scratch``: scratch_bytes for each thread, where
 # panels are expanded. ``tail``: output columns of the last panel.
 PANEL_ARGUMENTS = ("x", "y", "rows", "scratch")
+PANEL_ADDRESSES = (0, 1, 3)  # of them; scratch may be 0
 PANEL_CONSTANTS = (
     "panels",
     "scale",

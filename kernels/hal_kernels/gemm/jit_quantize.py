@@ -22,6 +22,7 @@ GROUP_SIZE = 32
 
 # The worker's arguments, one item a row of x: addresses, K, and strides in bytes from row to row.
 QUANTIZE_ARGUMENTS = ("x", "x_stride", "values", "scales", "sums")
+QUANTIZE_ADDRESSES = (0, 2, 3, 4)  # of them
 QUANTIZE_CONSTANTS = ("k", "values_stride", "scales_stride", "sums_stride")
 
 

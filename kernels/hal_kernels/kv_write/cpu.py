@@ -58,7 +58,7 @@ def bind_kv_write(
     compiled = _compile_kv_write(
         k_features, v_features, element_kind(dtype), element_kind(cache_dtype)
     )
-    launch = bind_worker(compiled, 8, (), fault)
+    launch = bind_worker(compiled, 8, (), fault, addresses=(0, 2, 4, 5, 6))
     grain = max(1, _GRAIN_ELEMENTS // (k_features + v_features))
 
     def kv_write(

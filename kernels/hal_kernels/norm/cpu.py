@@ -79,7 +79,7 @@ def bind_rms_norm(
         has_residual,
         quantize != "none",
     )
-    launch = bind_worker(compiled, 5, (weight_values,))
+    launch = bind_worker(compiled, 5, (weight_values,), addresses=(0, 2, 3, 4))
     grain = max(1, _GRAIN_ELEMENTS // hidden_size)
     features = rows_per_token * hidden_size
 

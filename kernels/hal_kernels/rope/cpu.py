@@ -77,7 +77,7 @@ def bind_rope(
     compiled = _compile_rope(
         num_heads, num_kv_heads, head_dim, rotary_dim, element_kind(dtype), style == "interleaved"
     )
-    launch = bind_worker(compiled, 5, (cache, cache.shape[0]), fault)
+    launch = bind_worker(compiled, 5, (cache, cache.shape[0]), fault, addresses=(0, 2, 4))
     grain = max(1, _GRAIN_ELEMENTS // ((num_heads + num_kv_heads) * rotary_dim))
 
     def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:

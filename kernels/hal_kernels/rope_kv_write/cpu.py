@@ -92,7 +92,8 @@ def bind_rope_kv_write(
         has_norms,
         float(eps),
     )
-    launch = bind_worker(compiled, 11, (table, table.shape[0], *weights), Fault(error))
+    constants = (table, table.shape[0], *weights)
+    launch = bind_worker(compiled, 11, constants, Fault(error), addresses=(0, 2, 4, 6, 7, 8, 9))
     q_features, k_features = num_heads * head_dim, num_kv_heads * head_dim
     v_features = num_kv_heads * v_head_dim
     grain = max(1, _GRAIN_ELEMENTS // (q_features + k_features + v_features))
