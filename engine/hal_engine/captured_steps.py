@@ -60,7 +60,7 @@ class CapturedSteps:
     def close(self) -> None:
         """Lets go of the captures, and with them of the caches."""
         self._kept.clear()
-        self._sizes, self._caches = frozenset(), ()
+        self._sizes, self._caches, self._forward = frozenset(), (), _closed
 
     def serves(self, batch: Batch) -> bool:
         """Whether the step is one to replay."""
@@ -108,6 +108,10 @@ class CapturedSteps:
         if len(self._kept) > self.most_captures:
             self._kept.popitem(last=False)[1].calls.end()
         return kept
+
+
+def _closed(step: StepInputs) -> torch.Tensor:
+    raise RuntimeError(f"captured steps: a step of {step.num_tokens} tokens after close")
 
 
 class _StaticInputs:
