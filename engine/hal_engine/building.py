@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hal.binding import BoundOps
+from hal.device import GRAPH_CAPTURE
 from hal.errors import KernelBuildError, PlanError
-from hal.hookspecs import Runtime
+from hal.hookspecs import CapturingRuntime, Runtime
 from hal.ops.collective import CollectiveGroup
 from hal.plugins.registry import BackendRegistry
 from hal_engine.batch import ModelRunner
@@ -96,10 +97,19 @@ def build_rank(
     runner_type: type[LocalRunner] = LocalRunner,
     runtime: Runtime | None = None,
 ) -> tuple[LocalRunner, BoundOps]:
-    """One rank's runner in this process. ops, runner_type: an audit's own, which look inside."""
+    """One rank's runner in this process. ops, runner_type: an audit's own, which look inside.
+    runtime: captures the steps that the plan says are; without one all run call by call."""
     config, options = planned.config, planned.options
     check_runnable(config)
     check_runnable_on(planned.device)
+    captured = captured_sizes(planned.plan.ops, planned.device, options, rank)
+    if captured and runtime is not None and not isinstance(runtime, CapturingRuntime):
+        raise PlanError(
+            f"runtime of {planned.device.device_id} ({planned.device.backend})",
+            f"steps that can be captured, as its feature {GRAPH_CAPTURE} says",
+            f"{type(runtime).__name__} without a method capture",
+            "report it to the plug-in; meanwhile set engine.capture_steps to off",
+        )
     ops = ops or BoundOps(planned.plan, rank)
     shard = shard_model(config, rank, options.tp)
     checkpoint = open_checkpoint(config)
@@ -129,7 +139,7 @@ def build_rank(
         block_size=options.block_size,
         max_model_len=planned.max_model_len,
         runtime=runtime,
-        captured=captured_sizes(planned.plan.ops, planned.device, options, rank),
+        captured=captured,
     )
     unbound = ops.unbound_sites()
     if unbound:

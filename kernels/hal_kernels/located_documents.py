@@ -33,6 +33,18 @@ def read_document(
         raise SettingsError(f"file {path}", _title(model), found, remedy) from error
 
 
+def modified_at(path: Path, remedy: str) -> int | None:
+    """When a file was last written, in ns, so that what was read of it is kept until then; None if
+    there is none. Raises SettingsError for one that cannot be looked at."""
+    try:
+        return path.stat().st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        found = f"{type(error).__name__}: {error.strerror}"
+        raise SettingsError(f"file {path}", "a file that can be read", found, remedy) from error
+
+
 def _title(model: type[BaseModel]) -> str:
     fields = model.model_fields.get("schema_")
     known = getattr(fields.annotation, "__args__", ("",))[0] if fields else ""

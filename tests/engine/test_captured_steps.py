@@ -18,7 +18,7 @@ import tiny_models
 from hal.binding import BoundOps
 from hal.candidates import KernelCandidate
 from hal.device import DeviceSpec
-from hal.errors import CaptureError
+from hal.errors import CaptureError, PlanError
 from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
 from hal.waivers import WaiverBook
@@ -277,6 +277,17 @@ def test_the_plan_names_what_cannot_be_captured(folder: Path, registry: BackendR
     runner, _ = build(planned, registry)
     runner.execute(decode_batch(2, 20))
     assert runner.num_replays == 0
+
+
+def test_a_runtime_that_cannot_capture_is_an_error_where_the_plan_says_it_does(
+    folder: Path, registry: BackendRegistry
+) -> None:
+    class Without:
+        """A runtime of a plug-in whose device claims the feature."""
+
+    planned = plan_of(folder, registry)
+    with pytest.raises(PlanError, match="Without without a method capture"):
+        build_rank(planned, 0, None, NUM_BLOCKS, runtime=Without())  # type: ignore[arg-type]
 
 
 def test_sizes_are_cut_where_an_implementation_changes(

@@ -8,13 +8,14 @@ from hal.device import DeviceSpec
 from hal.ops.fused_gemm import FusedGemmRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons, not_written
+from hal_kernels.aot.limits import not_written
 from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX
 from hal_kernels.gemm.triton_limits import (
     KernelChoice,
     choose_kernel,
     fp8_dtype,
     gated_suffix,
+    reasons_against,
     size_of,
     split_of,
 )
@@ -121,17 +122,4 @@ def not_supported_reasons(
     request: FusedGemmRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """Empty if the machine code of every kernel that serves it is of an allowed tier."""
-    choices = choose_kernels(request, device)
-    if isinstance(choices, Reason):
-        return [choices]
-    return [
-        reason
-        for choice in choices
-        for reason in evidence_reasons(
-            choice.kernel,
-            device,
-            dtype=choice.dtype,
-            config=choice.config,
-            allowed=allowed if choice.dtype else ("native",),
-        )
-    ]
+    return reasons_against(choose_kernels(request, device), device, allowed)

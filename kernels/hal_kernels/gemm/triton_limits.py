@@ -186,7 +186,14 @@ def not_supported_reasons(
     request: GemmRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """Empty if kernels serve whose machine code is of an allowed tier."""
-    choices = choose_kernels(request, device)
+    return reasons_against(choose_kernels(request, device), device, allowed)
+
+
+def reasons_against(
+    choices: Sequence[KernelChoice] | Reason, device: DeviceSpec, allowed: Sequence[EvidenceTier]
+) -> Sequence[Reason]:
+    """Empty if the machine code of every kernel is of an allowed tier. Those that multiply nothing
+    claim no dtype, and are native or not used."""
     if isinstance(choices, Reason):
         return [choices]
     return [

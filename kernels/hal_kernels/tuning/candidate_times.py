@@ -21,7 +21,7 @@ from hal.device import DeviceSpec
 from hal.errors import SettingsError
 from hal.ops.request import OpRequest, TokenRange
 from hal.text_files import write_user_text
-from hal_kernels.located_documents import read_document
+from hal_kernels.located_documents import modified_at, read_document
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.store import code_hash, configuration_path, device_key, user_store
 from hal_kernels.tuning.tunable_kernels import classes_of
@@ -151,14 +151,8 @@ def _is_current(entry: TimesEntry, device: DeviceSpec) -> bool:
 
 
 def _load(path: Path) -> TimesFile | None:
-    try:
-        modified = path.stat().st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        found = f"{type(error).__name__}: {error.strerror}"
-        raise SettingsError(f"file {path}", "a file that can be read", found, _REMEDY) from error
-    return _read(path, modified)
+    modified = modified_at(path, _REMEDY)
+    return None if modified is None else _read(path, modified)
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ from hal.device import DeviceSpec
 from hal.errors import SettingsError
 from hal.text_files import write_user_text
 from hal_kernels.aot.catalogue import CATALOGUE
-from hal_kernels.located_documents import read_document
+from hal_kernels.located_documents import modified_at, read_document
 from hal_kernels.tuning.configuration_files import (
     Basis,
     ConfigurationFile,
@@ -223,14 +223,8 @@ def code_hash(kernel: str) -> str:
 
 def load_configurations(path: Path) -> ConfigurationFile | None:
     """The file; None if there is none. Raises SettingsError with the place of what is wrong."""
-    try:
-        modified = path.stat().st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        found = f"{type(error).__name__}: {error.strerror}"
-        raise SettingsError(f"file {path}", "a file that can be read", found, _REMEDY) from error
-    return _read(path, modified)
+    modified = modified_at(path, _REMEDY)
+    return None if modified is None else _read(path, modified)
 
 
 @functools.lru_cache(maxsize=256)
