@@ -116,7 +116,8 @@ def candidates_of(request: IndexSelectionRequest, inputs: Inputs) -> torch.Tenso
     rows = []
     for seen in inputs.seen:
         row = torch.full((request.candidate_blocks,), -1, dtype=torch.int32)
-        blocks = torch.randperm(-(-seen // 8))[: request.candidate_blocks - 2].to(torch.int32)
+        most = max(1, request.candidate_blocks - 2)
+        blocks = torch.randperm(-(-seen // 8))[:most].to(torch.int32)
         row[: len(blocks)] = blocks
         rows.append(row[torch.randperm(len(row))])
     return torch.stack(rows)
