@@ -102,7 +102,7 @@ def build_rank(
     config, options = planned.config, planned.options
     check_runnable(config)
     check_runnable_on(planned.device)
-    captured = captured_sizes(planned.plan.ops, planned.device, options, rank)
+    captured = captured_sizes(planned.plan, planned.device, options, rank)
     if captured and runtime is not None and not isinstance(runtime, CapturingRuntime):
         raise PlanError(
             f"runtime of {planned.device.device_id} ({planned.device.backend})",

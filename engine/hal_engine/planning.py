@@ -30,7 +30,7 @@ from hal_engine.plan_notes import call_notes, device_notes, model_notes
 from hal_engine.precision import Precision, resolve_precision
 from hal_engine.runnable import check_runnable, check_runnable_on
 from hal_engine.sparse_choice import allow_dense_attention, check_sparse_off
-from hal_engine.step_capture import capture_notes
+from hal_engine.step_capture import capture_notes, capture_scope
 
 # Longer contexts than this are served on request only: their KV cache would take the memory.
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -120,6 +120,7 @@ def plan_model(
         link=link,
         is_to_run=must_run,
         joins=model_joins(sites),
+        captures=capture_scope(device, policy, options),
     )
     max_model_len = options.max_model_len or min(
         config.max_position_embeddings, DEFAULT_MAX_MODEL_LEN
@@ -137,7 +138,7 @@ def plan_model(
         is_strict=is_strict,
         on_decision=registry.decision_made,
     )
-    plan = replace(plan, notes=[*plan.notes, *capture_notes(plan.ops, device, options)])
+    plan = replace(plan, notes=[*plan.notes, *capture_notes(plan, device, options)])
     return PlannedModel(
         config=config,
         precision=precision,

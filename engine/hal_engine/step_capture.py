@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hal.device import GRAPH_CAPTURE, DeviceSpec
+from hal.captured_steps import CaptureScope
+from hal.device import EAGER, GRAPH_CAPTURE, DevicePolicy, DeviceSpec
 from hal.ops.request import TokenRange
-from hal.plan import PlannedOp
+from hal.plan import OpSite, Plan, PlannedOp
 from hal_engine.options import EngineOptions
 from hal_engine.runnable import is_runnable_on
 
@@ -27,34 +28,47 @@ def obstacles(ops: Iterable[PlannedOp], num_sequences: int, rank: int = 0) -> li
     return [f"{name} ({site})" for name, site in found.items()]
 
 
+def capture_scope(
+    device: DeviceSpec, policy: DevicePolicy, options: EngineOptions
+) -> CaptureScope | None:
+    """The steps that selection is to keep safe to capture where that pays, if any are captured."""
+    if not policy.capture_saves_us or not _captures(device):
+        return None
+    if options.capture_steps == "off" or EAGER in policy.forced_features:
+        return None
+    return CaptureScope(
+        most_sequences=options.max_num_seqs,
+        saved_us=policy.capture_saves_us,
+        covers=lambda site: _is_in_step(site, rank=0),
+    )
+
+
 def captured_sizes(
-    ops: Sequence[PlannedOp], device: DeviceSpec, options: EngineOptions, rank: int = 0
+    plan: Plan, device: DeviceSpec, options: EngineOptions, rank: int = 0
 ) -> list[TokenRange]:
     """Numbers of sequences whose decode steps are captured. A border of any call's token ranges is
     a border here: within a range, the same implementations are captured."""
-    if options.capture_steps == "off" or not _captures(device):
+    if not _captures(device) or _why_none(plan, options):
         return []
     return [
         sizes
-        for sizes in _ranges(ops, options.max_num_seqs, rank)
-        if not obstacles(ops, sizes.high, rank)
+        for sizes in _ranges(plan.ops, options.max_num_seqs, rank)
+        if not obstacles(plan.ops, sizes.high, rank)
     ]
 
 
-def capture_notes(
-    ops: Sequence[PlannedOp], device: DeviceSpec, options: EngineOptions
-) -> list[str]:
+def capture_notes(plan: Plan, device: DeviceSpec, options: EngineOptions) -> list[str]:
     """What a plan says of it; nothing of a device that captures no steps of this engine."""
     if not _captures(device):
         return []
-    if options.capture_steps == "off":
-        return ["decode steps run call by call: capture_steps is off"]
-    whole, notes = captured_sizes(ops, device, options), []
+    if why := _why_none(plan, options):
+        return [f"decode steps run call by call: {why}"]
+    whole, notes = captured_sizes(plan, device, options), []
     if whole:
         notes.append(f"decode steps of {_said(whole)} sequences are captured and run as one call")
     apart: dict[str, list[TokenRange]] = {}
-    for sizes in _ranges(ops, options.max_num_seqs, 0):
-        if found := obstacles(ops, sizes.high):
+    for sizes in _ranges(plan.ops, options.max_num_seqs, 0):
+        if found := obstacles(plan.ops, sizes.high):
             apart.setdefault(", ".join(found), []).append(sizes)
     return notes + [
         f"decode steps of {_said(sizes)} sequences run call by call: not safe to capture: {why}"
@@ -62,18 +76,27 @@ def capture_notes(
     ]
 
 
+def _why_none(plan: Plan, options: EngineOptions) -> str:
+    if options.capture_steps == "off":
+        return "capture_steps is off"
+    forced = plan.policy.get("forced_features", {})
+    return f"the device's policy forces {EAGER} on: {forced[EAGER]}" if EAGER in forced else ""
+
+
 def _captures(device: DeviceSpec) -> bool:
     return GRAPH_CAPTURE in device.features and is_runnable_on(device)
 
 
+def _is_in_step(site: OpSite, rank: int) -> bool:
+    return (
+        rank in site.ranks
+        and site.request.phase != "prefill"
+        and not site.site.startswith(_OUTSIDE)
+    )
+
+
 def _decoding(ops: Iterable[PlannedOp], rank: int) -> list[PlannedOp]:
-    return [
-        op
-        for op in ops
-        if rank in op.site.ranks
-        and op.site.request.phase != "prefill"
-        and not op.site.site.startswith(_OUTSIDE)
-    ]
+    return [op for op in ops if _is_in_step(op.site, rank)]
 
 
 def _ranges(ops: Iterable[PlannedOp], most: int, rank: int) -> list[TokenRange]:

@@ -100,11 +100,13 @@ class DevicePolicy:
     """What a device's backend forces on or disables, each with its reason.
 
     forced_features: one of FORCIBLE_FEATURES -> reason; what nothing reads would be no policy.
-    disabled: glob over candidate names -> reason.
+    disabled: glob over candidate names -> reason. capture_saves_us: microseconds that a call takes
+    less in a step that is captured (GRAPH_CAPTURE), as measured; 0 where nobody measured it.
     """
 
     forced_features: Mapping[str, str] = field(default_factory=dict)
     disabled: Mapping[str, str] = field(default_factory=dict)
+    capture_saves_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,7 +222,7 @@ def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
         stable["kernels"] = chosen
     stable["rejected"] = [
         _without(loser, ("estimate_us",))
-        | {"reasons": [r for r in loser["reasons"] if r["kind"] != ReasonKind.RANKED.value]}
+        | {"reasons": [r for r in loser["reasons"] if not ReasonKind(r["kind"]).is_ranking]}
         for loser in losers
     ]
     return stable

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hal.candidates import KernelCandidate
+from hal.captured_steps import CaptureScope, captured_buckets, reason_within
 from hal.decided_notes import decided_notes, rate_notes
 from hal.device import DevicePolicy, DeviceSpec
 from hal.device_group import GroupLink
@@ -36,8 +37,8 @@ CandidateSource = Callable[[str, DeviceSpec], Sequence[KernelCandidate]]
 class PlanInputs:
     """What a plan is made from. `use` is the explicit choice per op (`--use`); `link` is what links
     the devices of a group, None for one device. joins: calls that may take the place of several of
-    the sites, see `hal.joins`. is_to_run: the plan will be executed, so that a waiver may be needed
-    once kernels are compiled."""
+    the sites, see `hal.joins`. captures: decode steps that the engine would capture. is_to_run: the
+    plan will be executed, so that a waiver may be needed once kernels are compiled."""
 
     sites: Sequence[OpSite]
     device: DeviceSpec
@@ -48,6 +49,7 @@ class PlanInputs:
     allowed_semantics: frozenset[str] = frozenset()
     link: GroupLink | None = None
     joins: Sequence[JoinedSite] = ()
+    captures: CaptureScope | None = None
     is_to_run: bool = False
 
 
@@ -83,9 +85,10 @@ def plan_ops(
     planned: list[PlannedOp] = []
     violations: list[Violation] = []
     sites = [part for site in inputs.sites for part in _split_by_waivers(inputs, site)]
+    captured = _captured(inputs, sites)
     for site in sites:
         try:
-            ops, problems = _plan_site(inputs, site)
+            ops, problems = _plan_site(inputs, site, captured)
         except UnservedRequestError as error:
             if is_strict:
                 raise
@@ -200,18 +203,45 @@ def _lost(
     )
 
 
-def _plan_site(inputs: PlanInputs, site: OpSite) -> tuple[list[PlannedOp], list[Violation]]:
-    request = site.request
+def _captured(inputs: PlanInputs, sites: Sequence[OpSite]) -> Mapping[TokenRange, str]:
+    """Sizes of steps that are to be captured although selection would rather not."""
+    if inputs.captures is None:
+        return {}
+
+    def choose(site: OpSite, part: OpRequest, capture: str) -> Decision:
+        candidates = inputs.candidates(part.op, inputs.device)
+        return select(part, candidates, _rules(inputs, site)[1], capture=capture)
+
+    try:
+        return captured_buckets(sites, inputs.captures, choose)
+    except UnservedRequestError:
+        return {}  # said where the site is planned
+
+
+def _rules(inputs: PlanInputs, site: OpSite) -> tuple[SelectionRules, SelectionRules]:
+    """The rules as asked for, and with what a waiver allows the site."""
     name = site.names()[0]  # the waivers cover all of them or none
-    candidates = inputs.candidates(request.op, inputs.device)
-    semantic = inputs.waivers.find(request, name, inputs.device, kind="semantic")
+    semantic = inputs.waivers.find(site.request, name, inputs.device, kind="semantic")
     asked = SelectionRules(
         explicit=inputs.use, allowed_semantics=inputs.allowed_semantics, policy=inputs.policy
     )
-    rules = asked if semantic is None else replace(asked, allowed_semantics=frozenset({"*"}))
+    if semantic is None:
+        return asked, asked
+    return asked, replace(asked, allowed_semantics=frozenset({"*"}))
+
+
+def _plan_site(
+    inputs: PlanInputs, site: OpSite, captured: Mapping[TokenRange, str]
+) -> tuple[list[PlannedOp], list[Violation]]:
+    request = site.request
+    name = site.names()[0]
+    candidates = inputs.candidates(request.op, inputs.device)
+    asked, rules = _rules(inputs, site)
+    is_covered = inputs.captures is not None and inputs.captures.covers(site)
 
     def choose(part: OpRequest, held: str | None) -> Decision:
-        return select(part, candidates, rules, held=held)
+        why = reason_within(captured, part.tokens) if is_covered else ""
+        return select(part, candidates, rules, held=held, capture=why)
 
     ops: list[PlannedOp] = []
     problems: list[Violation] = []

@@ -18,7 +18,7 @@ from hal.selection import Decision, Rejection
 MIN_GAIN_OF_SECOND_PACKING = 0.10
 # Without a weight a switch costs nothing, but differences below noise are not worth a range.
 MIN_GAIN_OF_SWITCH = 0.03
-_NO_LOSS = (ReasonKind.RANKED, ReasonKind.SCOPE)
+_NO_LOSS = (ReasonKind.RANKED, ReasonKind.CAPTURE, ReasonKind.SCOPE)
 _BELOW = ", at up to "  # marks a reason that holds at the lower sizes of a range only
 
 
@@ -57,12 +57,14 @@ def decide_ranges(
 
 
 def _estimate_in(decision: Decision, name: str) -> float | None:
-    """The estimate of `name` in a bucket where it could serve at the tier of the choice."""
+    """The estimate of `name` in a bucket where it could serve at the tier of the choice, and keeps
+    no step from being captured."""
     if decision.choice.name == name:
         return decision.estimate_us
     for loser in decision.rejected:
         if loser.name == name and loser.tier == decision.choice.tier:
-            return loser.estimate_us
+            kinds = {reason.kind for reason in loser.reasons}
+            return None if ReasonKind.CAPTURE in kinds else loser.estimate_us
     return None
 
 

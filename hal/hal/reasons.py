@@ -15,7 +15,8 @@ class ReasonKind(StrEnum):
     SOFTWARE: something is not installed or too old. POLICY: the device's policy disables it.
     MISSING: it is declared and nobody has written it yet. UNVERIFIED: the device may be able to,
     but only an unverified source says so. EXPLICIT: the user chose another. RANKED: it can serve,
-    but another is better. SEMANTIC: it would change the numbers beyond rounding, and nothing the
+    but another is better. CAPTURE: it can serve, but keeps a decode step from being captured, which
+    would take less time. SEMANTIC: it would change the numbers beyond rounding, and nothing the
     user asked for allows that.
     """
 
@@ -28,12 +29,18 @@ class ReasonKind(StrEnum):
     UNVERIFIED = "unverified"
     EXPLICIT = "explicit"
     RANKED = "ranked"
+    CAPTURE = "capture"
     SEMANTIC = "semantic"
 
     @property
     def is_attainable(self) -> bool:
         """True if the candidate could serve on this very device once something is fixed."""
         return self in _ATTAINABLE
+
+    @property
+    def is_ranking(self) -> bool:
+        """True if the candidate can serve and another was preferred for the time it takes."""
+        return self in (ReasonKind.RANKED, ReasonKind.CAPTURE)
 
 
 _ATTAINABLE = frozenset(

@@ -7,6 +7,9 @@ The rule, stated once. Of the candidates that can serve the request, the best is
    nobody measured comes after every one that was measured);
 3. then the lexically smaller (distribution, candidate name).
 
+Where a decode step is to be captured (`hal.captured_steps`), that is the rule among those of the
+highest tier that are safe to capture, if there are any.
+
 Nothing else counts, in particular not the order in which plug-ins were loaded. An explicit choice
 replaces the rule: it serves or it raises. The decision carries every other candidate with the
 reasons why it was not chosen.
@@ -25,6 +28,7 @@ from hal.device import EAGER, DevicePolicy
 from hal.errors import SelectionError, UnservedRequestError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
+from hal.selection_trace import Contest, why_behind
 from hal.suggestions import did_you_mean
 from hal.tiers import Tier
 
@@ -122,12 +126,14 @@ def select(
     rules: SelectionRules,
     *,
     held: str | None = None,
+    capture: str = "",
 ) -> Decision:
     """Chooses for one request.
 
     held: a candidate of the winning tier that neighbouring token ranges use already and that is to
     be used here too, since a switch would gain too little (`hal.ranges`). Ignored where it cannot
-    serve or is of a lower tier than the best that can.
+    serve or is of a lower tier than the best that can. capture: why what is not safe to capture is
+    passed over, for a step that is to be captured; "" for any other.
     Raises SelectionError if an explicit choice cannot serve, two candidates have one name, or a
     candidate cannot answer what it is asked; UnservedRequestError if no candidate can serve.
     """
@@ -147,13 +153,23 @@ def select(
         able = [c for c in candidates if not unmet[c.name]]
         if not able:
             raise _none_can_serve(request, candidates, unmet)
-        best = min(able, key=lambda c: _rank(c, estimates[c.name]))
-        choice = next((c for c in able if c.name == held and c.tier == best.tier), best)
+        choice = _best(able, estimates, held, is_to_capture=bool(capture))
+    contest = Contest(
+        choice=choice,
+        wanted=wanted,
+        estimates=estimates,
+        sources=sources,
+        ranked_before={
+            c.name
+            for c in candidates
+            if _rank(c, estimates.get(c.name)) < _rank(choice, estimates[choice.name])
+        },
+    )
     rejected = tuple(
         Rejection(
             name=c.name,
             tier=c.tier,
-            reasons=tuple(unmet[c.name]) or (_why_behind(c, choice, wanted, estimates, sources),),
+            reasons=tuple(unmet[c.name]) or why_behind(contest, c, capture),
             estimate_us=estimates.get(c.name),
         )
         for c in sorted(candidates, key=lambda c: _rank(c, estimates.get(c.name)))
@@ -169,6 +185,21 @@ def select(
         is_explicit=wanted is not None,
         estimate_source=sources.get(choice.name, ""),
     )
+
+
+def _best(
+    able: Sequence[KernelCandidate],
+    estimates: Mapping[str, float | None],
+    held: str | None,
+    *,
+    is_to_capture: bool,
+) -> KernelCandidate:
+    best = min(able, key=lambda c: _rank(c, estimates[c.name]))
+    meant = [c for c in able if c.tier == best.tier]
+    if is_to_capture:
+        meant = [c for c in meant if c.is_graph_safe] or meant
+    best = min(meant, key=lambda c: _rank(c, estimates[c.name]))
+    return next((c for c in meant if c.name == held), best)
 
 
 def _check_names(request: OpRequest, candidates: Sequence[KernelCandidate]) -> None:
@@ -291,42 +322,6 @@ def _none_can_serve(
         "install or enable a backend that offers one, or change the precision or the arguments"
         + ('; a change of meaning needs a waiver of kind "semantic"' if semantic else ""),
     )
-
-
-def _why_behind(
-    candidate: KernelCandidate,
-    choice: KernelCandidate,
-    wanted: str | None,
-    estimates: Mapping[str, float | None],
-    sources: Mapping[str, str],
-) -> Reason:
-    """Why a candidate that can serve is not the choice."""
-    if wanted is not None:
-        return Reason(
-            what="explicit choice", required=candidate.name, found=wanted, kind=ReasonKind.EXPLICIT
-        )
-    mine, best = estimates[candidate.name], estimates[choice.name]
-    of_mine, of_best = sources.get(candidate.name, ""), sources.get(choice.name, "")
-    if candidate.tier != choice.tier:
-        what, required, found = "tier", choice.tier.label, candidate.tier.label
-    elif _rank(candidate, mine) < _rank(choice, best):
-        what = "gain of a switch between token ranges"
-        required = f"enough below {_us(best, of_best)} ({choice.name}, held for other ranges)"
-        found = _us(mine, of_mine)
-    elif mine != best:
-        what = "estimated time"
-        required = f"below {_us(best, of_best)} ({choice.name})"
-        found = _us(mine, of_mine)
-    else:
-        what = f"order of distribution and name, both {_us(mine)}"
-        required, found = (f"{c.name} of {c.distribution}" for c in (choice, candidate))
-    return Reason(what=what, required=required, found=found, kind=ReasonKind.RANKED)
-
-
-def _us(value: float | None, source: str = "") -> str:
-    if value is None:
-        return "not measured"
-    return f"{value:.6g} µs, {source}" if source else f"{value:.6g} µs"
 
 
 def _lost(choice: KernelCandidate, rejected: Sequence[Rejection]) -> LostFastPath | None:

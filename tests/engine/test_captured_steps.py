@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny_models
 from hal.binding import BoundOps
 from hal.candidates import KernelCandidate
-from hal.device import DeviceSpec
+from hal.device import EAGER, DevicePolicy, DeviceSpec
 from hal.errors import CaptureError, PlanError
 from hal.plugins.manager import load_backends
 from hal.plugins.registry import BackendRegistry
@@ -33,7 +33,7 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
 from hal_engine.runner import LocalRunner
 from hal_engine.serving import open_engine
-from hal_engine.step_capture import captured_sizes
+from hal_engine.step_capture import capture_notes, capture_scope, captured_sizes
 
 NUM_BLOCKS = 64
 
@@ -264,7 +264,21 @@ def test_the_plan_says_which_steps_are_captured(folder: Path, registry: BackendR
     assert note == "decode steps of 1 to 8 sequences are captured and run as one call"
     off = plan_of(folder, registry, capture_steps="off")
     assert notes_of(off) == ["decode steps run call by call: capture_steps is off"]
-    assert captured_sizes(off.plan.ops, off.device, off.options) == []
+    assert captured_sizes(off.plan, off.device, off.options) == []
+
+
+def test_a_device_that_is_forced_to_run_eagerly_captures_nothing(
+    folder: Path, registry: BackendRegistry
+) -> None:
+    planned = plan_of(folder, registry)
+    policy = DevicePolicy(forced_features={EAGER: "its replays lose a call"}, capture_saves_us=9.0)
+    forced = dataclasses.replace(planned.plan, policy={"forced_features": policy.forced_features})
+    assert capture_notes(forced, planned.device, planned.options) == [
+        "decode steps run call by call: the device's policy forces eager on: its replays lose a call"
+    ]
+    assert captured_sizes(forced, planned.device, planned.options) == []
+    assert capture_scope(planned.device, policy, planned.options) is None
+    assert capture_scope(planned.device, DevicePolicy(capture_saves_us=9.0), planned.options)
 
 
 def test_the_plan_names_what_cannot_be_captured(folder: Path, registry: BackendRegistry) -> None:
@@ -305,7 +319,8 @@ def test_sizes_are_cut_where_an_implementation_changes(
         dataclasses.replace(ops[index], tokens=low_range),
         dataclasses.replace(ops[index], tokens=high_range, decision=decision),
     ]
-    sizes = captured_sizes(ops, device, options)
+    plan = dataclasses.replace(planned.plan, ops=ops)
+    sizes = captured_sizes(plan, device, options)
     assert [n for part in sizes for n in range(part.low, part.high + 1)] == [1, 2, 3, 4, 5]
 
 

@@ -20,6 +20,7 @@ from hal.tiers import Tier
 _Data = TypeVar("_Data")
 
 MAX_ANSWERS = 4096
+MAX_SAVED_US = 1e6  # of a call: more is a mistake in the unit
 """The most items one hook may answer with: far more than any host has devices."""
 _MAX_SHOWN = 160
 _MOST = 1e24  # above every rate and size that a device has
@@ -120,6 +121,11 @@ def checked_policy(value: object) -> DevicePolicy:
     if unknown:
         known = ", ".join(FORCIBLE_FEATURES)
         raise ValueError(f"required forced features among {known}, found {', '.join(unknown)}")
+    saved = policy.capture_saves_us
+    if not 0 <= saved <= MAX_SAVED_US:
+        raise ValueError(
+            f"required capture_saves_us between 0 and {MAX_SAVED_US:g}, found {saved:g}"
+        )
     return policy
 
 
