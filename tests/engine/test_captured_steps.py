@@ -271,10 +271,10 @@ def test_a_device_that_is_forced_to_run_eagerly_captures_nothing(
     folder: Path, registry: BackendRegistry
 ) -> None:
     planned = plan_of(folder, registry)
-    policy = DevicePolicy(forced_features={EAGER: "its replays lose a call"}, capture_saves_us=9.0)
+    policy = DevicePolicy(forced_features={EAGER: "replays lose a call"}, capture_saves_us=9.0)
     forced = dataclasses.replace(planned.plan, policy={"forced_features": policy.forced_features})
     assert capture_notes(forced, planned.device, planned.options) == [
-        "decode steps run call by call: the device's policy forces eager on: its replays lose a call"
+        "decode steps run call by call: the device's policy forces eager on: replays lose a call"
     ]
     assert captured_sizes(forced, planned.device, planned.options) == []
     assert capture_scope(planned.device, policy, planned.options) is None
