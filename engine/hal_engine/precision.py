@@ -6,7 +6,7 @@ the checkpoint stores them, and everything else is something that the user typed
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,6 +17,14 @@ from hal_engine.kv_choice import IndexDType, KvDType, choose_kv_formats
 
 PrecisionName = Literal["auto", "fp32", "bf16", "w8", "w8a8", "w4", "w4a8"]
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
+
+# What these precisions ask for beside the weights, said in the plan.
+_ROUNDED_ACTIVATIONS: Mapping[str, str] = {
+    "w8a8": "the activations of every product, the head's too, are rounded to int8 with a scale "
+    "per token, and every weight to int8 with a scale per output channel, as w8a8 asks",
+    "w4a8": "the activations of every product, the head's too, are rounded to int8 with a scale "
+    "per token, as w4a8 asks; weights keep the 4 or 8 bits that they are stored with",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,10 @@ class Precision:
         return FORMATS[self.dtype]
 
     def _four_bits(self, config: ModelConfig, stored: set[str]) -> WeightFormat:
-        """4-bit tensors as stored; the checkpoint's 8-bit ones (embeddings) keep their 8 bits."""
+        """4-bit tensors as stored; the checkpoint's 8-bit ones (often the head) keep their 8 bits.
+
+        w4a8 rounds the activations of both: the user asked for it of every product.
+        """
         known = {"int4_g32", "int4_g32_asym", "int8_g32"}
         if len(stored) != 1 or not stored <= known:
             raise PlanError(
@@ -83,9 +94,7 @@ class Precision:
                 "use a GGUF of type Q4_0 or Q4_1, or another precision (w8 quantises any weight)",
             )
         name = next(iter(stored))
-        if self.name == "w4a8" and name != "int8_g32":
-            name += "_a8"
-        return FORMATS[name]
+        return FORMATS[f"{name}_a8" if self.name == "w4a8" else name]
 
 
 def resolve_precision(
@@ -115,6 +124,8 @@ def resolve_precision(
             )
     if name == "auto":
         notes += _widened_formats(config)
+    elif name in _ROUNDED_ACTIVATIONS:
+        notes.append(_ROUNDED_ACTIVATIONS[name])
     elif config.quantization is not None:
         notes.append(
             f"weights stored in {config.quantization.dense_format} and smaller are widened to "

@@ -165,3 +165,26 @@ def test_without_vnni_int8_activations_of_torch_are_out() -> None:
         able[flags] = {c.name for c in candidates_for("gemm", spec) if c.serves(request)}
     assert able[AVX2] == {"cpu.gemm.jit_int8", "cpu.gemm.fbgemm_int7"}
     assert able[AMX] >= {"cpu.gemm.jit_int8", "cpu.gemm.onednn_int8", "cpu.gemm.fbgemm_int8"}
+
+
+@pytest.mark.parametrize("flags", [AVX2, AMX], ids=["avx2", "amx"])
+def test_int8_weights_in_groups_have_one_product_for_int8_activations(flags: str) -> None:
+    host = _host(flags)
+    spec = describe_device(detect_devices(host)[0], host)
+
+    def reasons(k: int) -> dict[str, list[str]]:
+        request = GemmRequest(
+            n=64,
+            k=k,
+            dtype="float32",
+            weight_format=FORMATS["int8_g32_a8"],
+            tokens=TokenRange(1, 8),
+        )
+        found = {c: c.not_supported_reasons(request) for c in candidates_for("gemm", spec)}
+        return {c.name: [r.what for r in why] for c, why in found.items()}
+
+    able = [name for name, why in reasons(96).items() if not why]
+    assert able == ["cpu.gemm.jit_int8"]
+    (chosen,) = (c for c in candidates_for("gemm", spec) if c.name == able[0])
+    assert chosen.is_graph_safe
+    assert reasons(100)["cpu.gemm.jit_int8"] == ["K"]

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from hal.ops.formats import FORMATS, QuantizedWeight
-from hal.ops.gemm import apply_epilogue, quantize_rows
+from hal.ops.gemm import GemmRequest, apply_epilogue, quantize_rows, reference
 from hal_kernels.gemm import cpu_generated, cpu_generated_int8
 from hal_kernels.gemm.cpu_generated import bind_generated, is_exact_in
 from hal_kernels.gemm.cpu_generated_int8 import bind_generated_int8
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
+from hal_kernels.gemm.jit_int8_block import Int8Kernel, Int8Weight
 
 pytestmark = pytest.mark.skipif(
     bool(jit_requirements()), reason=f"generated GEMM kernels: {jit_requirements()}"
@@ -91,7 +92,9 @@ def test_quantized_weights_are_the_stored_values(name: str, epilogue: str) -> No
             assert_close(kernel(x), expected(x, weight.dequantize(), bias, epilogue))
 
 
-@pytest.mark.parametrize("name", ["int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8"])
+@pytest.mark.parametrize(
+    "name", ["int8_channel_a8", "int8_g32_a8", "int4_g32_a8", "int4_g32_asym_a8"]
+)
 @pytest.mark.parametrize("epilogue", ["none", "silu_gated"])
 def test_int8_activations_are_those_of_quantize_rows(name: str, epilogue: str) -> None:
     shapes = [(96, 64), (70, 96)] + ([(40, 101)] if name == "int8_channel_a8" else [])
@@ -106,11 +109,25 @@ def test_int8_activations_are_those_of_quantize_rows(name: str, epilogue: str) -
             assert_close(kernel(x), expected(rounded, weight.dequantize(), bias, epilogue))
 
 
-def test_extreme_bytes_do_not_saturate() -> None:
+@pytest.mark.parametrize("name", ["int8_channel_a8", "int8_g32_a8"])
+def test_the_generated_product_is_the_references(name: str) -> None:
+    """What a plan may choose instead of one another, on the same rows."""
+    weight, bias = random_quantized(name, 70, 160), torch.randn(70)
+    request = GemmRequest(n=70, k=160, dtype="float32", weight_format=FORMATS[name], has_bias=True)
+    expect = reference(request, weight=weight, bias=bias)
+    kernel = bind_generated_int8(weight, bias)
+    for rows in (1, 9, 33):
+        x = torch.randn(rows, 160)
+        assert_close(kernel(x), expect(x).double())
+
+
+@pytest.mark.parametrize("name", ["int8_channel_a8", "int8_g32_a8"])
+def test_extreme_bytes_do_not_saturate(name: str) -> None:
     """All weights -128 and activations at their peak: the largest sums there can be."""
     data = torch.full((32, 512), -128, dtype=torch.int8)
     data[1::2] = 127
-    weight = QuantizedWeight(format=FORMATS["int8_channel_a8"], data=data, scale=torch.ones(32))
+    scale = torch.ones(32) if name == "int8_channel_a8" else torch.ones(32, 16).half()
+    weight = QuantizedWeight(format=FORMATS[name], data=data, scale=scale)
     x = torch.ones(3, 512) * torch.tensor([[1.0], [-1.0], [127.0]])
     exact = x.double() @ data.double().T
     torch.testing.assert_close(bind_generated_int8(weight)(x).double(), exact, rtol=1e-6, atol=0.0)
@@ -118,7 +135,7 @@ def test_extreme_bytes_do_not_saturate() -> None:
 
 @pytest.mark.parametrize(
     "name", ["float32", "bfloat16", "int8_channel", "int8_g32", "int4_g32", "int8_channel_a8",
-             "int4_g32_a8"]
+             "int8_g32_a8", "int4_g32_a8"]
 )  # fmt: skip
 def test_rows_do_not_depend_on_their_neighbours(name: str) -> None:
     """Bit for bit, across the row counts at which other code paths take over."""
@@ -202,7 +219,9 @@ def test_exact_storage_is_found() -> None:
 
 
 def test_machine_code_holds_the_promised_instructions(isa: VectorIsa) -> None:
-    from hal_kernels.gemm.jit_int8 import Int8Kernel, compile_int8_worker
+    from hal_kernels.gemm.jit_int8 import compile_int8_worker
 
-    text = compile_int8_worker(isa, Int8Kernel("int8", "none")).assembly()
-    assert ("vpdpbusd" if isa.has_vnni else "vpmaddubsw") in text
+    weights: tuple[Int8Weight, ...] = ("int8", "int8_g32", "int4")
+    for weight in weights:
+        text = compile_int8_worker(isa, Int8Kernel(weight, "none")).assembly()
+        assert ("vpdpbusd" if isa.has_vnni else "vpmaddubsw") in text

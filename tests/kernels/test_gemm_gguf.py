@@ -87,5 +87,8 @@ def test_int8_activation_formats() -> None:
     raw = gguf.quants.quantize(random_weight(), GgmlType.Q8_0)
     grouped, _ = weight_from_gguf(raw, (N, K), GgmlType.Q8_0)
     assert isinstance(grouped, QuantizedWeight)
-    with pytest.raises(ValueError, match="int8_g32_a8"):
-        with_int8_activations(grouped)
+    rounding = with_int8_activations(grouped)
+    assert rounding.format.name == "int8_g32_a8"
+    assert torch.equal(rounding.dequantize(), grouped.dequantize())
+    with pytest.raises(ValueError, match="int8_g32_a8_a8"):
+        with_int8_activations(rounding)

@@ -126,6 +126,13 @@ FORMATS: dict[str, WeightFormat] = {
         ),
         # GGUF Q8_0, Q4_0, Q4_1: blocks of 32 along K with fp16 scales (and fp16 minima).
         WeightFormat(name="int8_g32", bits=8, group_size=32, scale_dtype="float16"),
+        WeightFormat(
+            name="int8_g32_a8",
+            bits=8,
+            group_size=32,
+            scale_dtype="float16",
+            activation="int8_per_token",
+        ),
         WeightFormat(name="int4_g32", bits=4, group_size=32, scale_dtype="float16"),
         WeightFormat(
             name="int4_g32_asym", bits=4, group_size=32, scale_dtype="float16", is_symmetric=False

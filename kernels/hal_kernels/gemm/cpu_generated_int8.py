@@ -6,14 +6,13 @@ exact, so a row does not depend on its neighbours.
 
 Limits: CPU flags avx2, fma, f16c (faster with avx512vnni or avxvnni); x float32 with unit stride
 along K, finite; formats int8_channel_a8 (any K up to `MAX_K`, so that int32 holds the sum),
-int4_g32_a8 and int4_g32_asym_a8 (K a multiple of 32, float16 scales).
+int8_g32_a8, int4_g32_a8 and int4_g32_asym_a8 (K a multiple of 32, float16 scales).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
@@ -22,11 +21,12 @@ from hal_kernels.cpu_launch import bind_stages
 from hal_kernels.cpu_launch_memory import Stage
 from hal_kernels.gemm.isa import VectorIsa, jit_requirements, vector_isa
 from hal_kernels.gemm.jit_int8 import (
-    Int8Kernel,
     activation_offset,
     compile_int8_worker,
     dot_isa,
+    group_sums,
 )
+from hal_kernels.gemm.jit_int8_block import Int8Kernel, Int8Weight
 from hal_kernels.gemm.jit_ir import GeneratedWorker
 from hal_kernels.gemm.jit_panel import PANEL_ADDRESSES, PANEL_ARGUMENTS, PanelEpilogue
 from hal_kernels.gemm.jit_quantize import (
@@ -39,7 +39,7 @@ from hal_kernels.thread_scratch import thread_scratch
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
 
-FORMATS = ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8")
+FORMATS = ("int8_channel_a8", "int8_g32_a8", "int4_g32_a8", "int4_g32_asym_a8")
 MAX_K = 65535  # 255 * 128 * K < 2**31: unsigned activations times int8 weights
 
 requirements = jit_requirements
@@ -60,15 +60,17 @@ def bind_generated_int8(
     isa = dot_isa(vector_isa())
     n, k = weight.shape
     layout = PanelLayout(n, isa.lanes, epilogue)
-    bits: Literal["int8", "int4"] = "int4" if weight.format.bits == 4 else "int8"
-    kernel = Int8Kernel(bits, epilogue, has_minimum=weight.minimum is not None)
+    stored: Int8Weight = "int8_g32" if weight.format.group_size else "int8"
+    if weight.format.bits == 4:
+        stored = "int4"
+    kernel = Int8Kernel(stored, epilogue, has_minimum=weight.minimum is not None)
     tensors = _pack(layout, isa, kernel, weight)
     bias_values = torch.zeros(n, dtype=torch.float32) if bias is None else bias.float()
     num_panels, out_features = layout.num_panels, layout.out_features
     sums_offset = 64 + -(-k // 64) * 64
     row_bytes = sums_offset + -(-k // 2048) * 256
     quantizer = compile_quantize_worker(
-        isa, activation_offset(isa, kernel), has_sums=bits == "int4"
+        isa, activation_offset(isa, kernel), group_sums(isa, kernel)
     )
     quantize = Stage(
         quantizer, len(QUANTIZE_ARGUMENTS), (k, row_bytes, row_bytes, row_bytes), QUANTIZE_ADDRESSES
@@ -115,11 +117,11 @@ def bind_generated_int8(
 def _check(weight: QuantizedWeight) -> None:
     name, k = weight.format.name, weight.shape[1]
     if name not in FORMATS:
-        raise ValueError(f"w8a8/w4a8 GEMM: required a weight format of {FORMATS}, found {name!r}")
+        raise ValueError(f"int8 GEMM: required a weight format of {FORMATS}, found {name!r}")
     if k > MAX_K:
-        raise ValueError(f"w8a8 GEMM: required K <= {MAX_K} for int32 sums, found {k}")
+        raise ValueError(f"int8 GEMM: required K <= {MAX_K} for int32 sums, found {k}")
     if weight.format.group_size and weight.scale.dtype != torch.float16:
-        raise ValueError(f"w4a8 GEMM: required float16 scales, found {weight.scale.dtype}")
+        raise ValueError(f"int8 GEMM: required float16 scales, found {weight.scale.dtype}")
 
 
 def _pack(
@@ -131,6 +133,10 @@ def _pack(
         if weight.minimum is not None:
             tensors.append(layout.columns_first(weight.minimum))
         return tensors
+    if kernel.weight == "int8_g32":
+        # Adding 128 to a byte is turning its highest bit over.
+        data = weight.data ^ -128 if isa.has_vnni else weight.data
+        return [pack_dot_int8(layout, data), layout.columns_first(weight.scale)]
     scale = layout.arrange(weight.scale.float().view(-1)).contiguous()
     tensors = [pack_dot_int8(layout, weight.data), scale]
     if isa.has_vnni:

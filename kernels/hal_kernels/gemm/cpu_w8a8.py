@@ -100,7 +100,7 @@ def bind_onednn_int8(
     scale = weight.scale.float().view(-1).contiguous()
     zero_points = torch.zeros(n, dtype=torch.int32)
     multiply = torch.ops.onednn.qlinear_pointwise
-    worker = compile_quantize_worker(vector_isa(), 128, has_sums=False)
+    worker = compile_quantize_worker(vector_isa(), 128, "none")
     quantize = bind_worker(worker, len(QUANTIZE_ARGUMENTS), (k, k, 4, 0))
 
     def kernel(x: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,7 @@ def with_int8_activations(weight: QuantizedWeight) -> QuantizedWeight:
     """The same stored weight, to be multiplied with activations rounded to int8 per token.
 
     Raises:
-        ValueError: there is no such format for this one (int8_g32).
+        ValueError: there is no such format for this one (its activations are int8 already).
     """
     name = f"{weight.format.name}_a8"
     if name not in FORMATS:

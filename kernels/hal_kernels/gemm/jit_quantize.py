@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from llvmlite import ir
 
@@ -20,6 +21,10 @@ from hal_kernels.gemm.jit_ir import (
 
 GROUP_SIZE = 32
 
+# What is stored for each group of 32 values beside them: nothing, their sum as float32, or
+# -128 * their sum as int32.
+GroupSums = Literal["none", "float32", "minus_128"]
+
 # The worker's arguments, one item a row of x: addresses, K, and strides in bytes from row to row.
 QUANTIZE_ARGUMENTS = ("x", "x_stride", "values", "scales", "sums")
 QUANTIZE_ADDRESSES = (0, 2, 3, 4)  # of them
@@ -27,20 +32,19 @@ QUANTIZE_CONSTANTS = ("k", "values_stride", "scales_stride", "sums_stride")
 
 
 @functools.cache
-def compile_quantize_worker(isa: VectorIsa, offset: int, *, has_sums: bool) -> GeneratedWorker:
+def compile_quantize_worker(isa: VectorIsa, offset: int, sums: GroupSums) -> GeneratedWorker:
     """Worker over rows: x float32 -> rows as `_BlockEmitter` reads them.
 
     Arguments are `QUANTIZE_ARGUMENTS`, then `QUANTIZE_CONSTANTS`. ``offset`` is added to the
-    stored values: 128 makes them unsigned. ``has_sums``: also write the float32 sum of each group
-    of 32 values.
+    stored values: 128 makes them unsigned. Without it ``sums`` are written too.
     """
 
     def build(module: ir.Module) -> ir.Function:
         signature = ir.FunctionType(ir.VoidType(), [I64, I64, I64, I64])
         function = ir.Function(module, signature, "worker")
-        return _QuantizeEmitter(module, function, isa.lanes, offset, has_sums).emit()
+        return _QuantizeEmitter(module, function, isa.lanes, offset, sums).emit()
 
-    name = f"quantize_rows_{offset}{'_sums' if has_sums else ''}_v{isa.lanes}"
+    name = f"quantize_rows_{offset}_{sums}_v{isa.lanes}"
     return compile_worker_ir(name, isa, build)
 
 
@@ -49,10 +53,15 @@ class _QuantizeEmitter(Emitter):
     x / scale rounded half to even."""
 
     def __init__(
-        self, module: ir.Module, function: ir.Function, lanes: int, offset: int, has_sums: bool
+        self,
+        module: ir.Module,
+        function: ir.Function,
+        lanes: int,
+        offset: int,
+        sums: GroupSums,
     ) -> None:
         super().__init__(module, function)
-        self.lanes, self.offset, self.has_sums = lanes, offset, has_sums
+        self.lanes, self.offset, self.sums = lanes, offset, sums
         base = self.builder.inttoptr(function.args[0], ir.PointerType())
         self.a = {
             name: self.load(self.at(base, index, I64), I64, 8)
@@ -80,7 +89,7 @@ class _QuantizeEmitter(Emitter):
                 rounded = self._round(vector, scale)
                 first = builder.extract_element(rounded, ir.Constant(I32, 0))
                 self.store(first, self.at(values, k, I8))
-            if self.has_sums:
+            if self.sums != "none":
                 self._emit_sums(self._row("sums", row), values)
         builder.ret_void()
         return self.function
@@ -124,4 +133,8 @@ class _QuantizeEmitter(Emitter):
             total = self.intrinsic(
                 f"llvm.vector.reduce.add.v{GROUP_SIZE}i32", I32, self.builder.sext(stored, wide)
             )
-            self.store(self.builder.sitofp(total, F32), self.at(sums, group, F32), 4)
+            if self.sums == "float32":
+                value = self.builder.sitofp(total, F32)
+            else:
+                value = self.builder.mul(total, ir.Constant(I32, -128))
+            self.store(value, self.at(sums, group, value.type), 4)

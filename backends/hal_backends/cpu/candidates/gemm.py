@@ -23,7 +23,7 @@ from hal_kernels.gemm.semantics import (
 # Formats by what they do to the activations and whether the weight is dense.
 DENSE = ("float32", "bfloat16", "float16")
 WEIGHT_ONLY = ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
-INT8_ACTIVATIONS = ("int8_channel_a8", "int4_g32_a8", "int4_g32_asym_a8")
+INT8_ACTIVATIONS = ("int8_channel_a8", "int8_g32_a8", "int4_g32_a8", "int4_g32_asym_a8")
 _EPILOGUES = ("none", "silu_gated")
 _MAX_INT8_K = 65535  # beyond it an int32 sum of u8 x s8 products can overflow
 
