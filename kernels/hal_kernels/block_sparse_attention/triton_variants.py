@@ -30,8 +30,10 @@ _NVIDIA_TILES = {64: (64, 64, 4), 128: (64, 64, 4), 256: (64, 32, 8)}
 _WARP_MMA_TILES = {**_NVIDIA_TILES, 128: (64, 64, 8)}  # without wgmma or tcgen05
 _CDNA_TILES = {64: (64, 16, 4), 128: (64, 16, 4), 256: (64, 16, 8)}
 _RDNA_TILES = {64: (32, 32, 4), 128: (32, 16, 4), 256: (16, 16, 8)}
-# The same of tiles of one query: 16 rows, and keys and values that nobody else reads.
-_NVIDIA_QUERY_TILES = {64: (16, 64, 4), 128: (16, 64, 4), 256: (16, 32, 4)}
+# The same of tiles of one query: 16 rows, and keys and values that nobody else reads. A step's keys
+# in shared memory are what limits the blocks, so eight warps share them: as many bytes in flight
+# as with four, and twice the warps to use them, each of half the registers.
+_NVIDIA_QUERY_TILES = {64: (16, 64, 8), 128: (16, 64, 8), 256: (16, 32, 8)}
 _CDNA_QUERY_TILES = {64: (16, 32, 4), 128: (16, 32, 4), 256: (16, 32, 4)}
 _RDNA_QUERY_TILES = {64: (16, 32, 4), 128: (16, 16, 4), 256: (16, 16, 8)}
 

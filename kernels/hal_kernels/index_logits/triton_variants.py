@@ -35,19 +35,26 @@ def unit_of(target: Target) -> str:
 
 
 def tiles(target: Target, *, is_decode: bool, is_listed: bool = False) -> dict[str, int]:
-    """Tile sizes and launch options. A tile of queries shares what is read of the keys."""
-    rows = 64 if target.backend == "hip" and target.warp_size == 32 else 128
-    # These have the fewest registers to spare: more rows spill, and be it two registers.
-    if (target.arch, is_decode) in (("sm_89", True), ("gfx1100", False)) or (
-        target.arch == "gfx1100" and is_listed
-    ):
-        rows //= 2
+    """Tile sizes and launch options. A tile of queries shares what is read of the keys; the one
+    query of a decode is read once for all keys of a tile, which eight warps share: as many bytes as
+    with four, with half the registers of each and about twice the warps resident."""
+    rows = _keys(target)
+    if target.arch == "gfx1100" and (is_listed or not is_decode):
+        rows //= 2  # it has the fewest registers to spare
     return {
         "BLOCK_N": rows,
         "BLOCK_Q": 1 if is_decode else 16,
-        "num_warps": 4,
-        "num_stages": 1 if target.backend == "hip" else 2,
+        "num_warps": 8 if is_decode else 4,
+        "num_stages": _stages(target),
     }
+
+
+def _keys(target: Target) -> int:
+    return 64 if target.backend == "hip" and target.warp_size == 32 else 128
+
+
+def _stages(target: Target) -> int:
+    return 1 if target.backend == "hip" else 2
 
 
 def _variant(
@@ -112,12 +119,19 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
 
 
 def fp4_tiles(target: Target, *, is_decode: bool, is_listed: bool = False) -> dict[str, int]:
-    """As `tiles`. Each group of keys has a product of its own beside the sum: on sm_90 the rows of
-    a prompt are shared out among twice as many warps, or registers spill."""
-    options = tiles(target, is_decode=is_decode, is_listed=is_listed)
-    if target.arch == "sm_90" and not is_decode:
-        options["num_warps"] = 8
-    return options
+    """As `tiles`, by four warps: a group of keys has 16 bytes a row, which a thread loads at once.
+    Each group has a product of its own beside the sum, so fewer keys fit where registers end first:
+    be it two registers, they spill."""
+    rows = _keys(target)
+    few = (("sm_89", True), ("sm_90", False), ("gfx1100", False))
+    if (target.arch, is_decode) in few or (is_listed and target.arch in ("sm_80", "gfx1100")):
+        rows //= 2
+    return {
+        "BLOCK_N": rows,
+        "BLOCK_Q": 1 if is_decode else 16,
+        "num_warps": 4,
+        "num_stages": _stages(target),
+    }
 
 
 def fp4_constants(target: Target, heads: int, block_size: int, ratio: int) -> dict[str, Any]:
