@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import hal_kernels.collective.triton as triton_collective
 from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
 from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest, reference
@@ -19,6 +20,8 @@ from hal.selection import SelectionRules, select
 from hal.tiers import Tier
 from hal.unlocks import unlocks_of
 from hal_backends.gpu.collectives import candidates, library_name
+from hal_kernels.aot.limits import EvidenceQuery, evidence_asked
+from hal_kernels.collective.triton_limits import not_supported_reasons
 from library_cases import device
 
 WORLD = 2
@@ -211,3 +214,66 @@ def test_a_small_message_among_eight_on_pcie_needs_verified_peer_access() -> Non
     large = select(request_of("pcie", 8, 8192, p2p="verified"), offered, rules)
     assert large.choice.name == "nvidia.collective.nccl"
     assert large.lost is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "name"),
+    [
+        ("all_reduce", 64, "triton_two_shot_fp8"),
+        ("reduce_scatter", 64, "triton_reduce_scatter_fp8"),
+    ],
+)
+def test_a_rounded_wire_is_for_those_who_ask_for_it(kind: Any, tokens: int, name: str) -> None:
+    request = request_of("pcie", 8, tokens, kind=kind, p2p="verified", width=8192)
+    offered = candidates("collective", dataclasses.replace(NVIDIA, software={}))
+    plain = select(request, offered, SelectionRules(explicit={}, policy=DevicePolicy()))
+    assert plain.choice.name == f"nvidia.collective.{name.removesuffix('_fp8')}"
+    (loser,) = [x for x in plain.rejected if x.name.endswith(name)]
+    assert [reason.kind for reason in loser.reasons] == [ReasonKind.SEMANTIC]
+    rules = SelectionRules(
+        explicit={f"collective.{kind}": f"nvidia.collective.{name}"},
+        policy=DevicePolicy(),
+        allowed_semantics=frozenset({"rounded_wire"}),
+    )
+    asked = select(request, offered, rules)
+    assert asked.choice.name == f"nvidia.collective.{name}"
+    assert [note.name for note in asked.semantic_notes] == ["rounded_wire"]
+
+
+def test_a_rounded_wire_needs_e4m3_and_whole_groups() -> None:
+    wire = named(NVIDIA)["triton_two_shot_fp8"]
+    (reason,) = wire.not_supported_reasons(request_of("pcie", 8, p2p="verified", width=5000))
+    assert (reason.required, reason.found) == ("a multiple of 128 (a scale)", "5000")
+    older = on(device("nvidia", "sm_80", "graph_capture"), "NCCL", "nccl")
+    (reason,) = named(older)["triton_two_shot_fp8"].not_supported_reasons(
+        request_of("pcie", 8, p2p="verified", width=8192)
+    )
+    assert (reason.kind, reason.found) == (ReasonKind.HARDWARE, "sm_80")
+
+
+def test_collectives_are_judged_by_the_code_of_their_direction_ranks_and_wire() -> None:
+    for transport, world, wire, config in (
+        ("pcie", 2, False, "w2-push-plain"),
+        ("nvlink", 8, False, "w8-pull-plain"),
+        ("pcie", 4, True, "w8-push-fp8"),
+    ):
+        asked = evidence_asked(
+            lambda r, d, w=wire: not_supported_reasons(r, d, "two_shot", has_fp8_wire=w),
+            request_of(transport, world),
+            NVIDIA,
+        )
+        assert asked == (EvidenceQuery("collective.all_reduce_two_shot", "", config),)
+
+
+@pytest.mark.parametrize(("arch", "wire"), [("sm_120", "fp8_e4m3fn"), ("gfx942", "fp8_e4m3fnuz")])
+def test_a_rounded_wire_is_of_the_architectures_type(
+    arch: str, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[dict[str, Any]] = []
+    monkeypatch.setattr(triton_collective, "bind", lambda *_, **given: bound.append(given))
+    platform = "amd" if arch.startswith("gfx") else "nvidia"
+    offered = named(on(device(platform, arch), "NCCL", "nccl"))
+    for name in ("triton_two_shot_fp8", "triton_two_shot"):
+        offered[name].load()(request_of("pcie", 8), group=None)
+    assert [given["wire"] for given in bound] == [wire, ""]
+    assert {given["algorithm"] for given in bound} == {"two_shot"}

@@ -15,6 +15,7 @@ from hal_backends.gpu.collectives_vendor import library_offers
 from hal_backends.gpu.limits import feature, gather
 from hal_backends.gpu.offers import NOT_RUN, Offer, on_device
 from hal_backends.gpu.peer_limits import FABRICS, MOST_BYTES, one_shot_most_bytes, peers, size
+from hal_backends.gpu.semantics import ROUNDED_WIRE
 from hal_kernels.collective.layout import Algorithm
 from hal_kernels.collective.triton_limits import norm_not_supported_reasons, not_supported_reasons
 
@@ -26,17 +27,20 @@ def peer_candidates(op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
     offers = []
     if "triton" in device.features | device.unverified_features:
         offers += [_one_shot(device), _two_shot(device), *_parts(device), _with_norm(device)]
+        offers += _rounded(device)
     if device.backend == "nvidia":
         offers += library_offers(device)
     return on_device(offers, op, device)
 
 
-def _triton(device: DeviceSpec, algorithm: Algorithm) -> Callable[[], Bind]:
+def _triton(device: DeviceSpec, algorithm: Algorithm, wire: str = "") -> Callable[[], Bind]:
     def load() -> Bind:
         module = importlib.import_module(_KERNEL)
 
         def bind(request: CollectiveRequest, *, group: CollectiveGroup) -> Kernel:
-            kernel: Kernel = module.bind(request, device, group=group, algorithm=algorithm)
+            kernel: Kernel = module.bind(
+                request, device, group=group, algorithm=algorithm, wire=wire
+            )
             return kernel
 
         return bind
@@ -82,6 +86,37 @@ def _two_shot(device: DeviceSpec) -> Offer:
         requires=("triton",),
         is_graph_safe=True,
     )
+
+
+def _rounded(device: DeviceSpec) -> list[Offer]:
+    """The sums with half of the bytes on the wire: other numbers, so for those who ask for them. Of
+    a message that is small enough for one shot, bytes are not what it waits for."""
+    wire = "fp8_e4m3fnuz" if device.arch.startswith("gfx94") else "fp8_e4m3fn"
+
+    def offer(kind: CollectiveKind, algorithm: Algorithm, function: str) -> Offer:
+        return Offer(
+            op="collective",
+            implementation=f"triton_{algorithm}_fp8",
+            tier=Tier.NATIVE,
+            summary=f"as triton_{algorithm}, sent in e4m3 with scales of 128 values; {NOT_RUN}",
+            untuned=_UNTUNED,
+            check=lambda r: gather(
+                peers(r, ("pcie", *FABRICS), kind),
+                size(r, 0, MOST_BYTES, kind),
+                feature(device, "triton"),
+                not_supported_reasons(r, device, algorithm, has_fp8_wire=True),
+            ),
+            notes=lambda r: (ROUNDED_WIRE,),
+            load=_triton(device, algorithm, wire),
+            leaf=(Leaf(kind="kernel", name=function),),
+            requires=("triton",),
+            is_graph_safe=True,
+        )
+
+    return [
+        offer("all_reduce", "two_shot", "_all_reduce_two_shot_kernel"),
+        offer("reduce_scatter", "reduce_scatter", "_reduce_scatter_kernel"),
+    ]
 
 
 def _with_norm(device: DeviceSpec) -> Offer:

@@ -32,6 +32,10 @@ SCALES_TO_POWERS_OF_TWO = SemanticNote(
     name="scales_to_powers_of_two",
     text="float32 scales of weights and activations are rounded up to powers of two",
 )
+ROUNDED_WIRE = SemanticNote(
+    name="rounded_wire",
+    text="what ranks send each other is rounded to e4m3, with a scale for each 128 values",
+)
 UNSTABLE_TIES = SemanticNote(
     name="unstable_ties",
     text="which of two equal scores is chosen is not specified; the op picks the lower index",

@@ -11,7 +11,8 @@ from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import DTYPE_BYTES
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.collective.layout import Algorithm
+from hal_kernels.collective.layout import WIRE_GROUP, Algorithm
+from hal_kernels.collective.triton_variants import NO_FP8_WIRE, config_of, norm_config_of
 
 MOST_NORM_WIDTH = 8192
 _ADDED = "bfloat16"
@@ -26,18 +27,40 @@ _KERNELS: Mapping[Algorithm, str] = MappingProxyType(
 
 
 def not_supported_reasons(
-    request: CollectiveRequest, device: DeviceSpec, algorithm: Algorithm
+    request: CollectiveRequest,
+    device: DeviceSpec,
+    algorithm: Algorithm,
+    *,
+    has_fp8_wire: bool = False,
 ) -> Sequence[Reason]:
-    """Empty if the kernel of the algorithm serves. Rows are read 16 bytes at a time."""
+    """Empty if the kernel of the algorithm serves. Rows are read 16 bytes at a time.
+
+    has_fp8_wire: what is sent is rounded to e4m3, with a scale of `WIRE_GROUP` values.
+    """
     part = request.width
     if algorithm == "reduce_scatter":
         part //= request.world_size
     kernel = _KERNELS[algorithm]
-    if algorithm == "all_gather":  # moves rows of any dtype, which the others add
-        reasons = evidence_reasons(kernel, device, dtype=request.dtype)
+    config = config_of(algorithm, request.world_size, request.transport, has_fp8_wire=has_fp8_wire)
+    if has_fp8_wire and device.arch in NO_FP8_WIRE:
+        reasons = [_no_fp8_wire(device.arch)]
+    elif algorithm == "all_gather":  # moves rows of any dtype, which the others add
+        reasons = evidence_reasons(kernel, device, dtype=request.dtype, config=config)
     else:
-        reasons = _dtype_reasons(kernel, request) or evidence_reasons(kernel, device, dtype="")
-    return [*reasons, *_width_reasons(request, part)]
+        reasons = _dtype_reasons(kernel, request) or evidence_reasons(
+            kernel, device, dtype="", config=config
+        )
+    pack = WIRE_GROUP if has_fp8_wire else 16 // DTYPE_BYTES[request.dtype]
+    return [*reasons, *_width_reasons(part, pack)]
+
+
+def _no_fp8_wire(arch: str) -> Reason:
+    return Reason(
+        what="wire of e4m3",
+        required="an architecture that converts to e4m3 and has registers for it beside the sums",
+        found=arch,
+        kind=ReasonKind.HARDWARE,
+    )
 
 
 def norm_not_supported_reasons(
@@ -45,9 +68,13 @@ def norm_not_supported_reasons(
 ) -> Sequence[Reason]:
     """Empty if the kernel that norms the sum as well serves. A row is one tile of it."""
     kernel = "collective.all_reduce_norm"
+    config = norm_config_of(request.world_size, request.width, request.transport)
     reasons = [
-        *(_dtype_reasons(kernel, request) or evidence_reasons(kernel, device, dtype="")),
-        *_width_reasons(request, request.width),
+        *(
+            _dtype_reasons(kernel, request)
+            or evidence_reasons(kernel, device, dtype="", config=config)
+        ),
+        *_width_reasons(request.width, 16 // DTYPE_BYTES[request.dtype]),
     ]
     if request.width > MOST_NORM_WIDTH:
         reasons.append(
@@ -68,17 +95,15 @@ def _dtype_reasons(kernel: str, request: CollectiveRequest) -> list[Reason]:
     return [not_written(kernel, "dtype", _ADDED, request.dtype)]
 
 
-def _width_reasons(request: CollectiveRequest, part: int) -> list[Reason]:
-    """Of a part of a row that has to begin at 16 bytes."""
-    reasons = []
-    pack = 16 // DTYPE_BYTES[request.dtype]
-    if part % pack:
-        reasons.append(
-            Reason(
-                what="width of a rank's part",
-                required=f"a multiple of {pack} (16 bytes)",
-                found=str(part),
-                kind=ReasonKind.ARGUMENT,
-            )
+def _width_reasons(part: int, pack: int) -> list[Reason]:
+    """Of a part of a row that has to begin at 16 bytes, or where a scale does."""
+    if part % pack == 0:
+        return []
+    return [
+        Reason(
+            what="width of a rank's part",
+            required=f"a multiple of {pack} ({'a scale' if pack == WIRE_GROUP else '16 bytes'})",
+            found=str(part),
+            kind=ReasonKind.ARGUMENT,
         )
-    return reasons
+    ]

@@ -11,11 +11,18 @@ from typing import Any
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.collective.layout import BLOCK, WIRE_GROUP, norm_warps, num_warps
+from hal_kernels.collective.layout import (
+    BLOCK,
+    WIRE_GROUP,
+    Algorithm,
+    norm_warps,
+    num_warps,
+)
 
 _WORLDS = (2, 8)
+_NORM_WIDTHS = (4096, 8192)
 # A conversion would be emulated bit by bit; on gfx1201 it is not, but the sums spill.
-_NO_FP8 = ("sm_80", "gfx90a", "gfx1100", "gfx1201")
+NO_FP8_WIRE = ("sm_80", "gfx90a", "gfx1100", "gfx1201")
 _MODULE = "hal_kernels.collective.triton_kernels"
 _SOURCES = ("hal_kernels.collective.peer_memory",)
 _COMMON = {"buffer_W_ptr": "int64", "epoch_P_ptr": "int32", "status_ptr": "int32"}
@@ -45,7 +52,25 @@ def _variant(
 
 
 def _wires(target: Target) -> tuple[str, ...]:
-    return ("plain",) if target.arch in _NO_FP8 else ("plain", "fp8")
+    return ("plain",) if target.arch in NO_FP8_WIRE else ("plain", "fp8")
+
+
+def config_of(algorithm: Algorithm, world_size: int, transport: str, *, has_fp8_wire: bool) -> str:
+    """The name of the specialisation whose machine code speaks for a collective: of the nearest
+    number of ranks that is no smaller."""
+    direction = "push" if transport == "pcie" else "pull"
+    if algorithm == "all_gather":
+        return f"w8-{direction}"
+    world = 8 if algorithm == "reduce_scatter" or world_size > 2 else 2
+    return f"w{world}-{direction}-{'fp8' if has_fp8_wire else 'plain'}"
+
+
+def norm_config_of(world_size: int, width: int, transport: str) -> str:
+    """The same, of an all-reduce with its norm: and of the nearest width that is no smaller."""
+    world, direction = 8 if world_size > 2 else 2, "push" if transport == "pcie" else "pull"
+    return (
+        f"w{world}-h{next((w for w in _NORM_WIDTHS if width <= w), _NORM_WIDTHS[-1])}-{direction}"
+    )
 
 
 def _constants(target: Target, world: int, is_push: bool, wire: str | None) -> dict[str, Any]:
@@ -131,7 +156,7 @@ def _all_reduce_norm(target: Target) -> Sequence[KernelVariant]:
             norm_warps(width, target.warp_size),
         )
         for world in _WORLDS
-        for width in (4096, 8192)
+        for width in _NORM_WIDTHS
         for is_push in (True, False)
     )
 

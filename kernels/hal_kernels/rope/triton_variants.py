@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal.ops.rope import RopeRequest
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
@@ -19,6 +20,14 @@ def head_block(heads: int, pairs: int, warp_size: int) -> tuple[int, int]:
     padded = 1 << (heads - 1).bit_length()
     block = min(padded, max(1, _MOST_PAIRS // pairs))
     return block, max(1, min(_MOST_PAIRS, block * pairs) // (_THREAD_PAIRS * warp_size))
+
+
+def config_of(request: RopeRequest) -> str:
+    """The name of the specialisation whose machine code speaks for a rotation. By the negative
+    angle it is one instruction more, which is compiled where models have it."""
+    if not request.is_interleaved:
+        return "d64" if request.rotary_dim <= 64 else "d128"
+    return f"d512-tail64{'-inverse' if request.is_inverse else ''}"
 
 
 def _rope(target: Target) -> Sequence[KernelVariant]:
