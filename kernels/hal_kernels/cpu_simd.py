@@ -39,7 +39,7 @@ _ELEMENTS = (_VECTOR, _HALF_VECTOR)
 
 # Fusing a*b+c is allowed, reordering is not. (numba adds the kernel's own fastmath flags only to
 # instructions that have none.)
-_FLAGS = ("contract",)
+FLAGS = ("contract",)
 
 # Minimax fit of exp(r) = 1 + r + r^2 (c0 + c1 r + ...) on |r| <= ln(2)/2, relative error 3e-9.
 _EXP_COEFFICIENTS = (
@@ -126,17 +126,17 @@ def emit_fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def emit_add(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b, flags=_FLAGS)
+    return builder.fadd(a, b, flags=FLAGS)
 
 
 def emit_max(builder: Any, a: Any, b: Any) -> Any:
     """The larger; ``b`` where either is a NaN (vmaxps)."""
-    return builder.select(builder.fcmp_ordered(">", a, b, flags=_FLAGS), a, b)
+    return builder.select(builder.fcmp_ordered(">", a, b, flags=FLAGS), a, b)
 
 
 def emit_min(builder: Any, a: Any, b: Any) -> Any:
     """The smaller; ``b`` where either is a NaN (vminps)."""
-    return builder.select(builder.fcmp_ordered("<", a, b, flags=_FLAGS), a, b)
+    return builder.select(builder.fcmp_ordered("<", a, b, flags=FLAGS), a, b)
 
 
 def emit_load(builder: Any, address: Any, index: Any, kind: int) -> Any:
@@ -181,22 +181,22 @@ def emit_exp(builder: Any, x: Any) -> Any:
     exp(x) = 2**n * exp(r) with n = round(x / ln 2), so |r| <= ln(2) / 2.
     """
     clamped = emit_max(builder, emit_min(builder, x, constant(_EXP_MAX)), constant(_EXP_MIN))
-    scaled = builder.fmul(clamped, constant(_LOG2_E), flags=_FLAGS)
+    scaled = builder.fmul(clamped, constant(_LOG2_E), flags=FLAGS)
     n = call_llvm(builder, "llvm.rint.v16f32", _VECTOR, [scaled])
     r = emit_fma(builder, n, constant(-_LN2_HIGH), clamped)
     r = emit_fma(builder, n, constant(-_LN2_LOW), r)
     polynomial = constant(_EXP_COEFFICIENTS[-1])
     for coefficient in reversed(_EXP_COEFFICIENTS[:-1]):
         polynomial = emit_fma(builder, polynomial, r, constant(coefficient))
-    r_squared = builder.fmul(r, r, flags=_FLAGS)
-    value = builder.fadd(emit_fma(builder, polynomial, r_squared, r), constant(1.0), flags=_FLAGS)
+    r_squared = builder.fmul(r, r, flags=FLAGS)
+    value = builder.fadd(emit_fma(builder, polynomial, r_squared, r), constant(1.0), flags=FLAGS)
     # 2**n as 2**(n-1) * 2: n reaches 128, whose exponent field would be that of infinity.
     exponent = builder.add(builder.fptosi(n, _INT_VECTOR), int_constant(126))
     power = builder.bitcast(builder.shl(exponent, int_constant(23)), _VECTOR)
-    value = builder.fmul(builder.fmul(value, power, flags=_FLAGS), constant(2.0), flags=_FLAGS)
-    is_tiny = builder.fcmp_ordered("<", x, constant(_EXP_MIN), flags=_FLAGS)
+    value = builder.fmul(builder.fmul(value, power, flags=FLAGS), constant(2.0), flags=FLAGS)
+    is_tiny = builder.fcmp_ordered("<", x, constant(_EXP_MIN), flags=FLAGS)
     value = builder.select(is_tiny, constant(0.0), value)
-    is_nan = builder.fcmp_unordered("uno", x, x, flags=_FLAGS)
+    is_nan = builder.fcmp_unordered("uno", x, x, flags=FLAGS)
     return builder.select(is_nan, x, value)
 
 
@@ -218,7 +218,7 @@ def _narrow(builder: Any, value: Any, kind: int) -> Any:
     bits = builder.bitcast(value, _INT_VECTOR)
     odd = builder.and_(builder.lshr(bits, int_constant(16)), int_constant(1))
     rounded = builder.add(builder.add(bits, int_constant(0x7FFF)), odd)
-    is_nan = builder.fcmp_unordered("uno", value, value, flags=_FLAGS)
+    is_nan = builder.fcmp_unordered("uno", value, value, flags=FLAGS)
     kept = builder.select(is_nan, builder.or_(bits, int_constant(0x00400000)), rounded)
     return builder.trunc(builder.lshr(kept, int_constant(16)), _HALF_VECTOR)
 
@@ -241,9 +241,9 @@ def _elementwise(emit: Callable[..., Any], num_operands: int) -> Any:
 
 
 vector_add = _elementwise(emit_add, 2)
-vector_sub = _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=_FLAGS), 2)
-vector_mul = _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=_FLAGS), 2)
-vector_div = _elementwise(lambda builder, a, b: builder.fdiv(a, b, flags=_FLAGS), 2)
+vector_sub = _elementwise(lambda builder, a, b: builder.fsub(a, b, flags=FLAGS), 2)
+vector_mul = _elementwise(lambda builder, a, b: builder.fmul(a, b, flags=FLAGS), 2)
+vector_div = _elementwise(lambda builder, a, b: builder.fdiv(a, b, flags=FLAGS), 2)
 vector_max = _elementwise(emit_max, 2)
 vector_min = _elementwise(emit_min, 2)
 vector_fma = _elementwise(emit_fma, 3)
@@ -260,7 +260,7 @@ vector_swap_pairs = _elementwise(
 
 vector_alternate_sign = _elementwise(
     lambda builder, a: builder.fmul(
-        a, ir.Constant(_VECTOR, [-1.0, 1.0] * (LANES // 2)), flags=_FLAGS
+        a, ir.Constant(_VECTOR, [-1.0, 1.0] * (LANES // 2)), flags=FLAGS
     ),
     1,
 )

@@ -14,6 +14,7 @@ from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_worker
 from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import rows_in_place, vector_to_read
+from hal_kernels.cpu_rotation import vector_turned_first, vector_turned_second
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -27,7 +28,6 @@ from hal_kernels.cpu_simd import (
     vector_mul,
     vector_store,
     vector_store_first,
-    vector_sub,
     vector_swap_pairs,
 )
 
@@ -141,16 +141,15 @@ def _compile_rope(
                         b = vector_load(x, half + i, kind)
                         cosine = vector_load(cosines, i, FP32)
                         sine = vector_load(sines, i, FP32)
-                        first = vector_sub(vector_mul(a, cosine), vector_mul(b, sine))
-                        vector_store(x, i, first, kind)
-                        vector_store(x, half + i, vector_fma(b, cosine, vector_mul(a, sine)), kind)
+                        vector_store(x, i, vector_turned_first(a, b, cosine, sine), kind)
+                        vector_store(x, half + i, vector_turned_second(a, b, cosine, sine), kind)
                     if tail > 0:
                         a = vector_load_first(x, full, kind, tail, zero)
                         b = vector_load_first(x, half + full, kind, tail, zero)
                         cosine = vector_load_first(cosines, full, FP32, tail, zero)
                         sine = vector_load_first(sines, full, FP32, tail, zero)
-                        first = vector_sub(vector_mul(a, cosine), vector_mul(b, sine))
-                        second = vector_fma(b, cosine, vector_mul(a, sine))
+                        first = vector_turned_first(a, b, cosine, sine)
+                        second = vector_turned_second(a, b, cosine, sine)
                         vector_store_first(x, full, first, kind, tail)
                         vector_store_first(x, half + full, second, kind, tail)
 

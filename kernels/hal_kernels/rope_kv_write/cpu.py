@@ -19,6 +19,7 @@ from hal_kernels.cpu_intrinsics import pointer_int64
 from hal_kernels.cpu_jit import CompiledWorker, compile_worker
 from hal_kernels.cpu_launch import bind_worker
 from hal_kernels.cpu_operands import dense_in_place, rows_in_place, rows_to_read, vector_to_read
+from hal_kernels.cpu_rotation import vector_turned_first, vector_turned_second
 from hal_kernels.cpu_simd import (
     ELEMENT_BYTES,
     FP32,
@@ -29,7 +30,6 @@ from hal_kernels.cpu_simd import (
     vector_mul,
     vector_of,
     vector_store,
-    vector_sub,
     vector_sum,
 )
 
@@ -226,9 +226,8 @@ def _compile(
                     b = vector_load(x, half + i, kind)
                     cosine = vector_load(cosines, i, FP32)
                     sine = vector_load(sines, i, FP32)
-                    first = vector_sub(vector_mul(a, cosine), vector_mul(b, sine))
-                    vector_store(x, i, first, kind)
-                    vector_store(x, half + i, vector_fma(b, cosine, vector_mul(a, sine)), kind)
+                    vector_store(x, i, vector_turned_first(a, b, cosine, sine), kind)
+                    vector_store(x, half + i, vector_turned_second(a, b, cosine, sine), kind)
             source, target = token * k_stride, slot * k_features
             for i in range(0, k_features, LANES):
                 vector_store(k_cache, target + i, vector_load(k, source + i, kind), kv_kind)
