@@ -79,3 +79,18 @@ class Compiler:
 @pytest.fixture
 def compiler() -> type[Compiler]:
     return Compiler
+
+
+class Spilling(Compiler):
+    """Of whose code none is native, so that every configuration has to be looked at."""
+
+    def __call__(
+        self, kernel: str, target: Target, shape: ShapeClass, configuration: Mapping[str, int]
+    ) -> Trial:
+        trial = super().__call__(kernel, target, shape, configuration)
+        return trial.model_copy(update={"tier": "spilled"})
+
+
+@pytest.fixture
+def spilling() -> type[Spilling]:
+    return Spilling

@@ -98,16 +98,6 @@ def test_most_configurations_are_not_compiled(task: Tasks, compiler: Any) -> Non
     assert 1 < len(seen.asked) < len(one.configurations) / 2
 
 
-def spilling(compiler: Any) -> Any:
-    """A compiler of whose code none is native, so that every configuration has to be looked at."""
-
-    class Spilling(compiler):  # type: ignore[misc]
-        def __call__(self, *arguments: Any) -> Any:
-            return super().__call__(*arguments).model_copy(update={"tier": "spilled"})
-
-    return Spilling
-
-
 def test_a_default_stays_where_a_model_tells_nothing_apart() -> None:
     def entry(basis: Any, us: float, tier: Any = "native") -> ShapeEntry:
         launch = {"num_warps": 4, "num_stages": 2}
@@ -135,22 +125,22 @@ def test_a_default_stays_where_a_model_tells_nothing_apart() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_an_interruption_loses_one_trial_and_the_same_command_goes_on(
-    at: int, task: Tasks, compiler: Any, device: DeviceSpec, tmp_path: Path
+    at: int, task: Tasks, spilling: Any, device: DeviceSpec, tmp_path: Path
 ) -> None:
-    one, compiler = task(), spilling(compiler)
-    whole = compiler()
+    one = task()
+    whole = spilling()
     TuningSession(tmp_path / "whole", compile=whole).run([one], silent)
     with pytest.raises(KeyboardInterrupt):
-        TuningSession(user_store(), compile=compiler(interrupted_at=at)).run([one], silent)
+        TuningSession(user_store(), compile=spilling(interrupted_at=at)).run([one], silent)
     path = TuningSession(user_store()).path_of(one)
     found = load_configurations(path)
     assert sum(len(entry.trials) for entry in found.entries) == at if found else at == 0
     assert find_configuration(one.tunable.kernel, device, str(one.shape)) is None  # incomplete
-    again = compiler()
+    again = spilling()
     (entry,) = TuningSession(user_store(), compile=again).run([one], silent)
     assert again.asked == whole.asked[at:]
     assert [trial.configuration for trial in entry.trials] == whole.asked
-    third = compiler()
+    third = spilling()
     TuningSession(user_store(), compile=third).run([one], silent)
     assert third.asked == []
 
