@@ -7,30 +7,33 @@ What CUDA graphs are on a GPU.
 
 A capture holds for the memory that the step was given: who replays writes the inputs into the same
 tensors. It is refused where an op of torch computes or reads a value, or a launch is given an
-address that nothing keeps alive. What Python does on its own (numpy's views, lists) is not seen:
+address that nothing keeps alive. What reads through an address of its own (ctypes) is not seen:
 whoever says that an implementation is safe to capture answers for that.
 """
 
 from __future__ import annotations
 
 import ctypes
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hal.errors import CaptureError
 from hal_kernels.cpu_fault import check_all
 from hal_kernels.cpu_launch_memory import relocate_launch
-from hal_kernels.cpu_memory_plan import ALIGNMENT, Lifetime, place
-from hal_kernels.cpu_recording import RecordedLaunch, Recording, recorded_launches
+from hal_kernels.cpu_memory_plan import ALIGNMENT
+from hal_kernels.cpu_recording import Recording, recorded_launches
 from hal_kernels.cpu_sequence import SEQUENCE_WORDS, fill_sequence, sequence_call
+from hal_kernels.cpu_step_memory import StepMemory
 
 # Ops that make memory and write none of it.
 _MAKING = frozenset({"aten::empty", "aten::new_empty", "aten::empty_strided", "aten::empty_like"})
+# Methods that hand a tensor's values to Python or to another library without an op of torch.
+_READING = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
 
 
 class SharedMemory:
@@ -70,8 +73,11 @@ def capture(
     Raises CaptureError, after the step ran, if it cannot be replayed; what the step raises.
     """
     inputs = tuple(inputs)
-    with recorded_launches() as recording, _LaunchesOnly() as seen:
-        result = step()
+    with recorded_launches() as recording:
+        for tensor in inputs:
+            recording.add_memory(tensor, is_kept=True)
+        with _LaunchesOnly(recording) as seen, _NothingRead(seen.computing):
+            result = step()
     if not result.is_contiguous():
         raise CaptureError(
             "capture of a step on the CPU",
@@ -88,118 +94,50 @@ def capture(
             "run the step call by call; is_graph_safe of the implementation that calls it says "
             "more than it keeps",
         )
-    memory = _StepMemory(recording, seen.made, inputs, result)
+    memory = StepMemory(recording, result)
     arena = shared.take(memory.num_bytes)
     return _program(recording, memory, arena, result, inputs)
 
 
 class _LaunchesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    """Keeps what torch makes meanwhile, and notes the ops that compute: name -> calls."""
+    """Records what memory torch makes meanwhile, and notes the ops that compute: name -> calls.
 
-    def __init__(self) -> None:
+    It keeps no tensor: a step that is captured takes no more memory than one that is called.
+    """
+
+    def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
-        self.made: list[torch.Tensor] = []
+        self._recording = recording
         self.computing: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
         if name in _MAKING:
-            self.made.append(result)
+            self._recording.add_memory(result, is_kept=False)
         elif not func.is_view:
             self.computing[name] = self.computing.get(name, 0) + 1
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Bytes of a tensor's storage. made: its number among the intermediate ones, or -1."""
+class _NothingRead(TorchFunctionMode):
+    """Notes the methods by which values leave torch unseen by its dispatcher: name -> calls."""
 
-    begin: int
-    end: int
-    made: int
+    def __init__(self, seen: dict[str, int]) -> None:
+        super().__init__()
+        self._seen = seen
 
-
-class _StepMemory:
-    """Which memory the recorded launches use, and where intermediate memory lies in a replay."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        made: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        result: torch.Tensor,
-    ) -> None:
-        spans = [_span(tensor, number) for number, tensor in enumerate(made)]
-        # Last: what a kernel made meanwhile and goes on using stays where it is.
-        spans += [_span(tensor, -1) for tensor in (*inputs, *recording.memory)]
-        by_begin = {span.begin: span for span in spans}
-        self._spans = [by_begin[begin] for begin in sorted(by_begin)]
-        self._begins = [span.begin for span in self._spans]
-        uses: dict[int, tuple[int, int]] = {}
-        for index, launch in enumerate(recording.launches):
-            for word in _addresses(launch):
-                if (span := self._find(word)).made >= 0:
-                    uses[span.made] = (uses.get(span.made, (index, index))[0], index)
-        self._add_result(uses, result, len(recording.launches))
-        numbers = sorted(uses)
-        lifetimes = [
-            Lifetime(
-                num_bytes=made[number].untyped_storage().nbytes(),
-                first=uses[number][0],
-                last=uses[number][1],
-            )
-            for number in numbers
-        ]
-        offsets, self.num_bytes = place(lifetimes)
-        self._offsets = dict(zip(numbers, offsets, strict=True))
-
-    def _add_result(
-        self, uses: dict[int, tuple[int, int]], result: torch.Tensor, num_launches: int
-    ) -> None:
-        """The result is read after the last launch; an input given back is no tensor of ours."""
-        span = self._find(result.untyped_storage().data_ptr())
-        if span.made >= 0:
-            uses[span.made] = (uses.get(span.made, (0, 0))[0], num_launches)
-
-    def _find(self, address: int) -> _Span:
-        index = bisect_right(self._begins, address) - 1
-        if index < 0 or address >= self._spans[index].end:
-            raise CaptureError(
-                "capture of a step on the CPU",
-                "launches whose memory the step's inputs, its own tensors or its kernels keep",
-                f"the address {address:#x}, which is in none of them",
-                "run the step call by call; a kernel that has memory of its own must hold it "
-                "(hal_kernels.cpu_recording.hold)",
-            )
-        return self._spans[index]
-
-    def moved(self, word: int, arena: int) -> int:
-        """What a launch is given in a replay in place of the address `word`."""
-        span = self._find(word)
-        return word if span.made < 0 else arena + self._offsets[span.made] + word - span.begin
-
-
-def _addresses(launch: RecordedLaunch) -> list[int]:
-    """The addresses that a launch was given. Raises CaptureError where its binding does not say."""
-    if launch.addresses is None:
-        raise CaptureError(
-            "capture of a step on the CPU",
-            "launches that say which of their arguments are addresses",
-            f"one of {len(launch.words)} words that does not",
-            "name them where the worker is bound (bind_worker, Stage)",
-        )
-    return [launch.words[index] for index in launch.addresses if launch.words[index]]
-
-
-def _span(tensor: torch.Tensor, made: int) -> _Span:
-    storage = tensor.untyped_storage()
-    return _Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), made)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READING:
+            name = f"Tensor.{name}"
+            self._seen[name] = self._seen.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
 
 
 def _program(
     recording: Recording,
-    memory: _StepMemory,
+    memory: StepMemory,
     arena: torch.Tensor,
     result: torch.Tensor,
     inputs: tuple[torch.Tensor, ...],
@@ -209,15 +147,15 @@ def _program(
     num_words = SEQUENCE_WORDS + len(launches) + sum(len(launch.words) for launch in launches)
     words = (ctypes.c_int64 * num_words)()
     start, starts = SEQUENCE_WORDS + len(launches), []
-    for launch in launches:
+    for number, launch in enumerate(launches):
         words[start : start + len(launch.words)] = list(launch.words)
         for index in launch.addresses or ():
             if launch.words[index]:
-                words[start + index] = memory.moved(launch.words[index], address)
+                words[start + index] = memory.moved(number, index, launch.words[index], address)
         starts.append(relocate_launch(words, start))
         start += len(launch.words)
     fill_sequence(words, starts)
-    begin = memory.moved(result.data_ptr(), address) - address
+    begin = memory.moved_result(result.data_ptr(), address) - address
     if 0 <= begin < arena.numel():
         flat = arena[begin : begin + result.numel() * result.element_size()]
         output = flat.view(result.dtype).view(result.shape)
@@ -228,7 +166,8 @@ def _program(
     sequence = ctypes.c_int64(ctypes.addressof(words))
     faults = tuple(recording.faults.values())
     owners = [launch.owner for launch in launches]
-    held = (words, arena, inputs, recording.memory, owners)
+    kept = [memory.kept for memory in recording.memory if memory.kept is not None]
+    held = (words, arena, inputs, kept, owners)
 
     def replay(_held: Any = held) -> None:
         run(sequence)

@@ -28,14 +28,41 @@ class RecordedLaunch:
     owner: Any
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedMemory:
+    """Addresses from `begin` to `end` that launches from number `since` on may be given.
+
+    kept: the tensor that they are of, which stays where it is. None: the step made it for itself;
+    it may be gone, and its addresses another one's, before the step ends.
+    """
+
+    since: int
+    begin: int
+    end: int
+    kept: torch.Tensor | None
+
+
 @dataclass(slots=True)
 class Recording:
     """What was launched, in order. faults: of the launches, each once. memory: what launches read
-    or write beside the tensors that torch made meanwhile."""
+    or write, in the order in which it came up."""
 
     launches: list[RecordedLaunch] = field(default_factory=list)
     faults: dict[int, Fault] = field(default_factory=dict)
-    memory: list[torch.Tensor] = field(default_factory=list)
+    memory: list[RecordedMemory] = field(default_factory=list)
+
+    def add_memory(self, tensor: torch.Tensor, *, is_kept: bool) -> None:
+        """The storage of `tensor`, for the launches to come."""
+        storage = tensor.untyped_storage()
+        begin = storage.data_ptr()
+        self.memory.append(
+            RecordedMemory(
+                since=len(self.launches),
+                begin=begin,
+                end=begin + storage.nbytes(),
+                kept=tensor if is_kept else None,
+            )
+        )
 
 
 # By thread. Empty nearly always: a launch asks with one test.
@@ -48,9 +75,10 @@ def recording_here() -> Recording | None:
 
 
 def hold(memory: torch.Tensor) -> None:
-    """Keeps a kernel's own memory alive for as long as what is recorded now can be replayed."""
+    """Keeps a kernel's own memory alive for as long as what is recorded now can be replayed. Called
+    before the launch that is given it."""
     if recordings and (recording := recording_here()) is not None:
-        recording.memory.append(memory)
+        recording.add_memory(memory, is_kept=True)
 
 
 @contextmanager

@@ -6,8 +6,10 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -172,6 +174,51 @@ def test_an_op_of_torch_in_the_step_is_refused_by_name() -> None:
         captured(lambda: embed(ids) * 2 * 3, ids)
     with pytest.raises(CaptureError, match=r"aten::(item|_local_scalar_dense)"):
         captured(lambda: embed(ids[: max(1, min(3, int(ids[0])))]), ids)
+
+
+READERS: dict[str, Callable[[torch.Tensor], object]] = {
+    "tolist": torch.Tensor.tolist,
+    "numpy": torch.Tensor.numpy,
+    "__array__": np.asarray,
+    "__dlpack__": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_values_that_leave_torch_are_refused_by_name(name: str) -> None:
+    """A replay would go on with what was read when it was captured."""
+    embed = bind_embedding(weight=torch.randn(VOCAB, HIDDEN))
+    ids = torch.randint(0, VOCAB, (4,))
+
+    def step() -> torch.Tensor:
+        READERS[name](ids)
+        return embed(ids)
+
+    with pytest.raises(CaptureError, match=rf"Tensor\.{name}"):
+        captured(step, ids)
+
+
+def test_a_capture_keeps_no_more_than_a_step_that_is_called() -> None:
+    norm = bind_rms_norm(
+        hidden_size=HIDDEN, dtype=torch.float32, weight=torch.rand(HIDDEN), eps=1e-5
+    )
+    x = torch.randn(3, HIDDEN)
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def step() -> torch.Tensor:
+        y = x
+        for _ in range(5):
+            y = norm(y)
+            made.append(weakref.ref(y))
+            alive.append(sum(one() is not None for one in made))
+        return y
+
+    taken = captured(step, x)
+    assert alive == [1] * 5
+    x.normal_()
+    taken.replay()
+    assert torch.equal(taken.output, step())
 
 
 def test_memory_that_nothing_keeps_is_refused() -> None:
