@@ -44,12 +44,12 @@ def _rope_kv_write(heads: int, **more: Any) -> OpRequest:
 
 def _latent_kv_write(kv_format: Any, row_dim: int, norm_dim: int, **more: Any) -> OpRequest:
     given: dict[str, Any] = {"num_heads": 16, "head_dim": 512, "q_rotary_start": 448, **BF16}
+    given["row_rotary_start"] = row_dim - 64
     if not more.get("num_heads", 1):
         given["q_rotary_start"] = 0
     return LatentKvWriteRequest(
         row_dim=row_dim,
         rotary_dim=64,
-        row_rotary_start=row_dim - 64,
         norm_dim=norm_dim,
         block_size=64,
         kv_format=kv_format,
@@ -167,12 +167,29 @@ ROWS: Mapping[str, Mapping[str, OpRequest]] = {
         "llama-70b": _rope_kv_write(64),
         "qwen3, one of 8 ranks": _rope_kv_write(8, num_kv_heads=1, has_qk_norm=True),
         "fp8 cache": _rope_kv_write(64, kv_dtype="float8_e4m3fn"),
+        "fp8 cache with scales": _rope_kv_write(64, kv_dtype="float8_e4m3fn", has_kv_scales=True),
+        "interleaved": _rope_kv_write(64, style="interleaved"),
     },
     "latent_kv_write": {
         "deepseek-v3.2": _latent_kv_write("fp8_656", 576, 512, head_dim=192, q_rotary_start=128),
         "deepseek-v4 window": _latent_kv_write("v4_584", 512, 512, has_q_norm=True),
         "deepseek-v4 index keys": _latent_kv_write("fp8_132", 128, 0, num_heads=0, head_dim=0),
         "bf16": _latent_kv_write("bf16", 576, 512, head_dim=192, q_rotary_start=128),
+        "deepseek-v4.1 index keys": _latent_kv_write("fp4_68", 128, 128, num_heads=0, head_dim=0),
+        "deepseek-v3.2 index keys": _latent_kv_write(
+            "fp8_132",
+            128,
+            128,
+            num_heads=64,
+            head_dim=128,
+            q_rotary_start=0,
+            row_rotary_start=0,
+            style="half_split",
+            row_norm_kind="layer",
+        ),
+        "float16": _latent_kv_write(
+            "fp16", 576, 512, head_dim=192, q_rotary_start=128, dtype="float16"
+        ),
     },
     "sample.top_k_top_p": {"129280": TopKTopPRequest(vocab_size=129280, tokens=TOKENS)},
     "engram": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import fake_libraries as fake
 from hal.candidates import KernelCandidate
 from hal.ops.attention import AttentionMetadata, AttentionRequest, reference
+from hal.ops.kv_write import rounded_to_cache
 from hal.ops.request import TokenRange
 from hal_backends.ascend import npu_attention
 from hal_backends.cambricon import mlu_ops
@@ -18,13 +20,13 @@ from library_cases import close, device, one
 
 
 def request_of(phase: Any, size: int, **more: Any) -> AttentionRequest:
-    given: dict[str, Any] = {"num_kv_heads": 2, "head_dim": 64, "v_head_dim": 64} | more
+    sizes = {"num_kv_heads": 2, "head_dim": 64, "v_head_dim": 64}
+    given: dict[str, Any] = {**sizes, "kv_dtype": "bfloat16", **more}
     return AttentionRequest(
         phase=phase,
         num_heads=4,
         block_size=size,
         dtype="bfloat16",
-        kv_dtype="bfloat16",
         tokens=TokenRange(1, 64),
         **given,
     )
@@ -96,8 +98,6 @@ def test_a_vendors_build(phase: str, interface: Any) -> None:
     (plain,) = flash_attention.vendor_build(build)("attention", metax)
     wanted = request_of(phase, 256)
     assert [r.what for r in plain.not_supported_reasons(wanted)] == ["software"]
-    import dataclasses
-
     own = dataclasses.replace(metax, software={"flash-attn": "2.6.3+metax3.8.1"})
     (candidate,) = flash_attention.vendor_build(build)("attention", own)
     varlen = vllm_form if interface == "vllm" else fake.flash_attn_varlen_func
@@ -121,6 +121,39 @@ def test_flashinfer(form: dict[str, Any]) -> None:
     ):
         for phase in ("prefill", "decode"):
             compare(one(found, f"flashinfer_{phase}"), request_of(phase, 16, **form))
+
+
+def test_flashinfer_over_a_cache_with_scales() -> None:
+    """The cache holds keys and values divided by a scale each, as `kv_write` writes them."""
+    found = flashinfer_attention.candidates("attention", device("nvidia", "sm_120"))
+    scales = {"k_scale": 0.03, "v_scale": 0.4}
+    fields = {"kv_dtype": "float8_e4m3fn", "has_kv_scales": True}
+    with fake.installed(
+        flashinfer__decode={"BatchDecodeWithPagedKVCacheWrapper": fake.DecodeWrapper},
+        flashinfer__prefill={"BatchPrefillWithPagedKVCacheWrapper": fake.PrefillWrapper},
+    ):
+        for phase in ("prefill", "decode"):
+            request = request_of(phase, 16, **fields)
+            candidate = one(found, f"flashinfer_{phase}")
+            assert candidate.serves(request)
+            kernel = candidate.load()(request, scale=0.17, **scales)
+            meta, tokens, pages = step(phase, request.block_size)
+            q = torch.randn(tokens, request.num_heads * request.head_dim).bfloat16()
+            shape = (pages, request.block_size, request.num_kv_heads, request.head_dim)
+            exact = [torch.randn(shape, dtype=torch.float64) for _ in range(2)]
+            caches = [
+                rounded_to_cache(x, torch.float8_e4m3fn, scale)
+                for x, scale in zip(exact, scales.values(), strict=True)
+            ]
+            want = reference(request, scale=0.17, **scales)(q.double(), *caches, meta)
+            close(kernel(q, *caches, meta), want, candidate.name)
+            # And what was written, to within the steps of the cache.
+            plain = dataclasses.replace(request, kv_dtype="float64", has_kv_scales=False)
+            read = [c.double() * s for c, s in zip(caches, scales.values(), strict=True)]
+            same = reference(plain, scale=0.17)(q.double(), *read, meta)
+            assert torch.allclose(want, same, atol=1e-9)
+            with pytest.raises(ValueError, match="k_scale a positive number"):
+                candidate.load()(request, scale=0.17, k_scale=-1.0)
 
 
 def test_ascend() -> None:

@@ -9,6 +9,7 @@ import pytest
 from absent_plans import plan, profile
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.latent_kv_write import LatentKvWriteRequest, bytes_moved
+from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.rope import RopeRequest
 from hal.plan import OpSite
 from hal.tiers import Tier
@@ -44,13 +45,34 @@ def joined(sites: list[OpSite], layer: int) -> dict[str, tuple[LatentKvWriteRequ
 def test_the_latent_row_with_its_queries() -> None:
     """DeepSeek-V3.2: 512 values are normed, 64 more are rotated; of a query head the last 64."""
     found = joined(sites_of("deepseek-v3.2"), 10)
-    # The key of the indexer is under a layer norm and rotated with its queries: apart.
-    assert set(found) == {"latent_kv_write"}
+    assert set(found) == {"latent_kv_write", "indexer.rope_kv_write"}
     request, parts = found["latent_kv_write"]
     assert parts == ["kv_a_norm", "q_rope", "k_rope", "kv_write"]
     assert (request.norm_dim, request.row_dim, request.row_rotary_start) == (512, 576, 512)
     assert (request.num_heads, request.head_dim, request.q_rotary_start) == (128, 192, 128)
     assert not request.has_q_norm
+
+
+@pytest.mark.parametrize(
+    ("model", "style"), [("deepseek-v3.2", "half_split"), ("glm-5", "interleaved")]
+)
+def test_index_keys_with_their_queries(model: str, style: str) -> None:
+    """Under a layer norm with a bias; the first 64 of 128 values are rotated."""
+    request, parts = joined(sites_of(model), 10)["indexer.rope_kv_write"]
+    assert parts == ["indexer.k_norm", "indexer.rope", "indexer.kv_write"]
+    assert (request.row_norm_kind, request.norm_dim, request.row_dim) == ("layer", 128, 128)
+    assert (request.style, request.row_rotary_start, request.q_rotary_start) == (style, 0, 0)
+    assert request.num_heads > 1
+    assert not request.has_q_norm
+
+
+def test_a_norm_that_the_op_does_not_have_is_apart() -> None:
+    sites = sites_of("deepseek-v3.2")
+    (norm,) = [s for s in sites if s.site == "layers.*.indexer.k_norm"]
+    assert isinstance(norm.request, LayerNormRequest)
+    changed = dataclasses.replace(norm.request, has_bias=False)
+    rest = [dataclasses.replace(s, request=changed) if s is norm else s for s in sites]
+    assert set(joined(rest, 10)) == {"latent_kv_write"}
 
 
 def test_window_compressed_rows_and_index_keys() -> None:
@@ -85,7 +107,7 @@ def test_other_angles_are_not_joined() -> None:
     for other in ({"style": "half_split"}, {"is_inverse": True}, {"num_kv_heads": 1}):
         changed = dataclasses.replace(rope.request, **other)
         rest = [dataclasses.replace(s, request=changed) if s is rope else s for s in sites]
-        assert not joined(rest, 10)
+        assert set(joined(rest, 10)) == {"indexer.rope_kv_write"}
 
 
 def test_bytes_are_those_of_one_pass() -> None:

@@ -143,6 +143,16 @@ ROPE = RopeRequest(num_heads=2, num_kv_heads=1, head_dim=16, rotary_dim=4, dtype
 KV_WRITE = KvWriteRequest(
     num_kv_heads=1, head_dim=4, v_head_dim=4, block_size=4, dtype="float32", kv_dtype="float32"
 )
+ROPE_KV_WRITE = RopeKvWriteRequest(
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    v_head_dim=16,
+    rotary_dim=4,
+    block_size=4,
+    dtype="float32",
+    kv_dtype="float32",
+)
 GATED_EXPERTS = GroupedGemmRequest(
     num_experts=4,
     experts_per_token=1,
@@ -168,6 +178,7 @@ FUSED = FusedGemmRequest(
 REQUESTS = [
     ATTENTION,
     dataclasses.replace(ATTENTION, phase="decode", has_sinks=True, softcap=30.0),
+    dataclasses.replace(ATTENTION, kv_dtype="float8_e4m3fn", has_kv_scales=True),
     ATTENTION_PROJECTION,
     GemmRequest(n=4, k=8, dtype="float32", weight_format=FORMATS["int4_g32"]),
     FUSED,
@@ -187,16 +198,9 @@ REQUESTS = [
     GatedActivationRequest(width=4, dtype="float32"),
     EmbeddingRequest(vocab_size=4, hidden_size=2, dtype="float32"),
     KV_WRITE,
-    RopeKvWriteRequest(
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        v_head_dim=16,
-        rotary_dim=4,
-        block_size=4,
-        dtype="float32",
-        kv_dtype="float32",
-    ),
+    ROPE_KV_WRITE,
+    dataclasses.replace(ROPE_KV_WRITE, kv_dtype="float8_e4m3fn", has_kv_scales=True),
+    dataclasses.replace(KV_WRITE, kv_dtype="float8_e4m3fn", has_scales=True),
     LatentKvWriteRequest(
         num_heads=2,
         head_dim=16,
@@ -278,6 +282,15 @@ OTHERS: dict[str, Any] = {
     "grouped_gemm.clamp": None,  # only with a gated epilogue: see the test of its own
     "kv_write.kv_format": None,
     "kv_write.num_kv_heads": 2,
+    # Only caches of FP8 have scales.
+    "attention.kv_dtype": "float8_e4m3fnuz",
+    "attention.has_kv_scales": False,
+    "kv_write.kv_dtype": "float8_e4m3fnuz",
+    "kv_write.has_scales": False,
+    "rope_kv_write.kv_dtype": "float8_e4m3fnuz",
+    "rope_kv_write.has_kv_scales": False,
+    "rope_kv_write.style": "interleaved",
+    "latent_kv_write.row_norm_kind": "layer",
 }
 
 

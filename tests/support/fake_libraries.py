@@ -205,7 +205,12 @@ class PagedWrapper:
         self.window, self.softcap = window_left, logits_soft_cap or 0.0
 
     def run(
-        self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> torch.Tensor:
         pages = self.indptr.diff()
         lengths = ((pages - 1) * self.page_size + self.last).tolist()
@@ -213,14 +218,14 @@ class PagedWrapper:
         def keys(i: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
             own = self.indices[int(self.indptr[i]) : int(self.indptr[i + 1])]
             first, second = paged_kv_cache
-            return pages_of(first, own, n), pages_of(second, own, n)
+            return pages_of(first, own, n).to(q.dtype), pages_of(second, own, n).to(q.dtype)
 
-        return _each(
+        return v_scale * _each(
             q,
             self.starts,
             lengths,
             keys,
-            scale=self.scale,
+            scale=self.scale * k_scale,
             causal=self.causal,
             window=(self.window, 0),
             softcap=self.softcap,

@@ -5,13 +5,14 @@ Limits after flashinfer-python 0.7.4: decode.py, prefill.py, mla/_core.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hal.candidates import Bind, Kernel, KernelCandidate, Leaf
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.formats import torch_dtype
+from hal.ops.kv_write import check_scales
 from hal.reasons import Reason
 from hal.tiers import Tier
 from hal_backends.gpu.limits import (
@@ -75,9 +76,14 @@ def _offer(device: DeviceSpec, phase: str) -> Offer:
 
 
 def _planned(
-    request: AttentionRequest, wrapper: Callable[[torch.Tensor], Any], plan: Callable[..., None]
+    request: AttentionRequest,
+    wrapper: Callable[[torch.Tensor], Any],
+    plan: Callable[..., None],
+    scales: Mapping[str, float],
 ) -> Kernel:
     """The kernel over a wrapper that is made at the first call and planned at each new step."""
+    check_scales("attention", request.has_kv_scales, **scales)
+    given = scales if request.has_kv_scales else {}
     made: list[Any] = []
     step: list[AttentionMetadata] = []
 
@@ -90,7 +96,7 @@ def _planned(
             plan(made[0], meta)
             step[:] = [meta]
         rows = q.reshape(-1, request.num_heads, request.head_dim)
-        out: torch.Tensor = made[0].run(rows, (k_cache, v_cache))
+        out: torch.Tensor = made[0].run(rows, (k_cache, v_cache), **given)
         return out.flatten(1)
 
     return kernel
@@ -116,7 +122,12 @@ def _load_decode() -> Bind:
     from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 
     def bind(
-        request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
+        request: AttentionRequest,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> Kernel:
         # One query per sequence fills the matrix unit only with the heads of a group.
         has_groups = request.num_heads // request.num_kv_heads >= 4
@@ -134,7 +145,7 @@ def _load_decode() -> Bind:
                 **_options(request, scale),
             )
 
-        return _planned(request, wrapper, plan)
+        return _planned(request, wrapper, plan, {"k_scale": k_scale, "v_scale": v_scale})
 
     return bind
 
@@ -143,7 +154,12 @@ def _load_prefill() -> Bind:
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
     def bind(
-        request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
+        request: AttentionRequest,
+        *,
+        scale: float,
+        sinks: torch.Tensor | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> Kernel:
         def wrapper(workspace: torch.Tensor) -> Any:
             return BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
@@ -160,6 +176,6 @@ def _load_prefill() -> Bind:
                 **_options(request, scale),
             )
 
-        return _planned(request, wrapper, plan)
+        return _planned(request, wrapper, plan, {"k_scale": k_scale, "v_scale": v_scale})
 
     return bind

@@ -13,7 +13,11 @@ from hal.ops.index_logits import IndexLogitsRequest
 from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal_engine.config_parts import CompressedAttentionConfig, IndexerConfig
-from hal_engine.models.index_sites import index_query_sites, rope_of_index
+from hal_engine.models.index_sites import (
+    index_projection_sites,
+    index_rotation_sites,
+    rope_of_index,
+)
 from hal_engine.models.site_parts import PHASES, Call, SiteParts
 
 LATENT_TENSORS = ("self_attn.q_a_proj.weight", "self_attn.kv_proj.weight")
@@ -142,7 +146,8 @@ def _indexer(
     limits, ratio = parts.limits, attention.ratios[layer]
     if attention.compresses(layer):
         yield from _index_keys(parts, layer, attention, indexer)
-    yield from index_query_sites(parts, layer, indexer, num_keys=0)
+    yield from index_projection_sites(parts, layer, indexer)
+    yield from index_rotation_sites(parts, indexer, num_keys=0)
     for phase in PHASES:
         yield (
             "indexer.logits",

@@ -16,11 +16,8 @@ WEIGHTS_TENSOR = "self_attn.indexer.weights_proj.weight"
 _QUERY_GROUP = 128
 
 
-def index_query_sites(
-    parts: SiteParts, layer: int, indexer: IndexerConfig, *, num_keys: int
-) -> Iterator[Call]:
-    """Queries of all index heads and their weights. num_keys: key heads rotated in the same call;
-    0 where keys are compressed and have positions of their own."""
+def index_projection_sites(parts: SiteParts, layer: int, indexer: IndexerConfig) -> Iterator[Call]:
+    """Queries of all index heads and their weights."""
     mla, compressed = parts.config.mla, parts.config.compressed
     latent = mla.q_lora_rank if mla is not None else compressed.q_lora_rank if compressed else 0
     width = indexer.num_heads * indexer.head_dim
@@ -36,6 +33,13 @@ def index_query_sites(
             out_dtype="float32",
         ),
     )
+
+
+def index_rotation_sites(
+    parts: SiteParts, indexer: IndexerConfig, *, num_keys: int
+) -> Iterator[Call]:
+    """Queries of all index heads as they meet the keys. num_keys: key heads rotated in the same
+    call; 0 where keys are compressed and have positions of their own."""
     yield "indexer.rope", rope_of_index(parts, indexer, indexer.num_heads, num_keys)
     if parts.precision.index_format != "bf16":
         yield (
@@ -44,7 +48,7 @@ def index_query_sites(
                 group_size=min(_QUERY_GROUP, indexer.head_dim),
                 out_dtype="fp8_e4m3fn",
                 scale_dtype="float32",
-                width=width,
+                width=indexer.num_heads * indexer.head_dim,
                 dtype=parts.precision.dtype,
                 tokens=parts.limits.all_tokens,
             ),

@@ -66,6 +66,7 @@ def _attention_projections(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:
             and layers
             and isinstance(attend, AttentionRequest)
             and attend.phase == "decode"
+            and not attend.has_kv_scales
             and isinstance(project, GemmRequest)
             and project.weight_format.name == attend.dtype
             and not project.has_bias

@@ -10,6 +10,7 @@ from hal.errors import RequestError
 from hal.joins import JoinedPart, JoinedSite
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.latent_kv_write import LatentKvWriteRequest
+from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import OpRequest
 from hal.ops.rope import RopeRequest
@@ -19,7 +20,8 @@ from hal.plan import OpSite
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """Names of the calls of one kind of row; "" for none. q_rope is also that of the row where
-    row_rope is "". unless: a call that reads the row itself, which would not be there to read."""
+    row_rope is "", which then is its one key head. unless: a call that reads the row itself, which
+    would not be there to read."""
 
     joined: str
     write: str
@@ -57,6 +59,13 @@ _PLACES = (
         joined="indexer.rope_kv_write",
         write="indexer.kv_write",
         row_rope="indexer.k_rope",
+        row_norm="indexer.k_norm",
+    ),
+    # DeepSeek-V3.2 and GLM-5 rotate the index keys with their queries.
+    _Place(
+        joined="indexer.rope_kv_write",
+        write="indexer.kv_write",
+        q_rope="indexer.rope",
         row_norm="indexer.k_norm",
     ),
 )
@@ -110,7 +119,7 @@ def _joined(
     norm, q_norm = layer.request(place.row_norm), layer.request(place.q_norm)
     if not isinstance(write, KvWriteRequest) or not isinstance(row, RopeRequest):
         return None
-    if layer.request(place.unless) is not None or not (_is_rms(norm) and _is_rms(q_norm)):
+    if layer.request(place.unless) is not None or not _are_joined(norm, q_norm):
         return None
     if not _rotates_one_row(row, queries, place) or row.head_dim != write.head_dim:
         return None
@@ -124,7 +133,8 @@ def _joined(
             row_dim=row.head_dim,
             rotary_dim=row.rotary_dim,
             row_rotary_start=row.rotary_start,
-            norm_dim=norm.hidden_size if isinstance(norm, RmsNormRequest) else 0,
+            norm_dim=norm.hidden_size if isinstance(norm, RmsNormRequest | LayerNormRequest) else 0,
+            row_norm_kind="layer" if isinstance(norm, LayerNormRequest) else "rms",
             block_size=write.block_size,
             dtype=write.dtype,
             kv_format=write.kv_format,
@@ -136,9 +146,12 @@ def _joined(
     return request, tuple(name for name in names if layer.request(name) is not None)
 
 
-def _is_rms(norm: OpRequest | None) -> bool:
-    """Whether a norm, if there is one, is the one that the joined op has."""
-    return norm is None or isinstance(norm, RmsNormRequest)
+def _are_joined(row: OpRequest | None, queries: OpRequest | None) -> bool:
+    """Whether the norms of row and queries, if there are any, are those that the joined op has."""
+    if isinstance(row, LayerNormRequest) and not row.has_bias:
+        return False
+    is_row = row is None or isinstance(row, RmsNormRequest | LayerNormRequest)
+    return is_row and (queries is None or isinstance(queries, RmsNormRequest))
 
 
 def _rotates_one_row(row: RopeRequest, queries: OpRequest | None, place: _Place) -> bool:

@@ -15,7 +15,7 @@ from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal_engine.config_parts import IndexerConfig, MlaConfig
-from hal_engine.models.index_sites import index_query_sites
+from hal_engine.models.index_sites import index_projection_sites, index_rotation_sites
 from hal_engine.models.site_parts import PHASES, Call, SiteParts
 
 QUERY_TENSOR = "self_attn.q_proj.weight"
@@ -108,6 +108,8 @@ def _indexer_sites(parts: SiteParts, layer: int, indexer: IndexerConfig) -> Iter
         "indexer.k_proj",
         parts.linear(layer, (INDEX_KEY_TENSOR,), indexer.head_dim, parts.config.hidden_size),
     )
+    yield from index_projection_sites(parts, layer, indexer)
+    # What is done to the row that is kept stands together: one kernel may do it.
     yield (
         "indexer.k_norm",
         LayerNormRequest(
@@ -117,7 +119,7 @@ def _indexer_sites(parts: SiteParts, layer: int, indexer: IndexerConfig) -> Iter
             tokens=limits.all_tokens,
         ),
     )
-    yield from index_query_sites(parts, layer, indexer, num_keys=1)
+    yield from index_rotation_sites(parts, indexer, num_keys=1)
     yield "indexer.kv_write", parts.write_rows(indexer.head_dim, precision.index_format)
     for phase in PHASES:
         yield (

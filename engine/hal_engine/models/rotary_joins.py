@@ -20,7 +20,7 @@ def rotary_joins(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:
         rope = site.request
         if site.site != "layers.*.rope" or not isinstance(rope, RopeRequest):
             continue
-        if rope.is_interleaved or rope.is_inverse or rope.rotary_start or not rope.num_kv_heads:
+        if rope.is_inverse or rope.rotary_start or not rope.num_kv_heads:
             continue
         groups: dict[tuple[KvWriteRequest, bool], list[int]] = {}
         for layer in site.layers:
@@ -61,5 +61,7 @@ def _joined(rope: RopeRequest, write: KvWriteRequest, *, has_norms: bool) -> Rop
         dtype=rope.dtype,
         kv_dtype=write.kv_dtype,
         has_qk_norm=has_norms,
+        style=rope.style,
+        has_kv_scales=write.has_scales,
         tokens=rope.tokens,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hal.errors import RequestError
 from hal.ops.formats import DTYPE_BYTES
+from hal.ops.kv_write import check_scales, scales_of_fp8
 from hal.ops.request import FLOAT_TOLERANCES, LARGEST_ERRORS, OpFamily, OpRequest
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class AttentionRequest(OpRequest):
     """Attention of `num_heads` query heads over `num_kv_heads` cached heads.
 
     window: keys a query sees including itself; 0 is all. softcap: c of c*tanh(s/c); 0 is none.
-    context_tokens: the context length that estimates assume. Raises RequestError if inconsistent.
+    context_tokens: the context length that estimates assume. has_kv_scales: caches of FP8 hold keys
+    divided by a scale and values divided by another one, as `KvWriteRequest` writes them. Raises
+    RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "attention"
@@ -42,9 +45,11 @@ class AttentionRequest(OpRequest):
     softcap: float = 0.0
     has_sinks: bool = False
     context_tokens: int = 1024
+    has_kv_scales: bool = False
 
     def __post_init__(self) -> None:
         for required, found, is_met in (
+            scales_of_fp8(self.kv_dtype, self.has_kv_scales),
             (
                 "num_heads a multiple of num_kv_heads",
                 f"{self.num_heads} and {self.num_kv_heads}",
@@ -58,7 +63,7 @@ class AttentionRequest(OpRequest):
             ("causal attention for a window", "is_causal=False", self.is_causal or not self.window),
         ):
             if not is_met:
-                raise RequestError("attention request", required, found, "correct the request")
+                raise RequestError("attention request", required, str(found), "correct the request")
 
 
 @dataclass(slots=True)
@@ -77,12 +82,19 @@ class AttentionMetadata:
 
 
 def reference(
-    request: AttentionRequest, *, scale: float, sinks: torch.Tensor | None = None
+    request: AttentionRequest,
+    *,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Callable[..., torch.Tensor]:
     """Golden attention: one sequence at a time, scores in float32 (float64 for float64 inputs).
 
-    Raises ValueError if sinks are given and the request has none, or the reverse.
+    Raises ValueError if sinks are given and the request has none, or the reverse, and for scales
+    that it does not have.
     """
+    check_scales("attention", request.has_kv_scales, k_scale, v_scale)
     if (sinks is not None) != request.has_sinks:
         raise ValueError(
             f"attention: required sinks as has_sinks={request.has_sinks} says, "
@@ -102,7 +114,8 @@ def reference(
             keys = k_cache[blocks].flatten(0, 1)[:seq_len]
             values = v_cache[blocks].flatten(0, 1)[:seq_len]
             rows = q[start:end].reshape(end - start, request.num_heads, request.head_dim)
-            out[start:end] = _attend(request, rows, keys, values, scale, sinks).flatten(1)
+            attended = _attend(request, rows, keys, values, scale * k_scale, sinks, v_scale)
+            out[start:end] = attended.flatten(1)
         return out
 
     return kernel
@@ -115,6 +128,7 @@ def _attend(
     v: torch.Tensor,
     scale: float,
     sinks: torch.Tensor | None,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     import torch
 
@@ -137,7 +151,7 @@ def _attend(
         weights = torch.softmax(torch.cat((scores, extra), dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return (torch.einsum("hqk,khd->qhd", weights, values) * v_scale).to(q.dtype)
 
 
 def _keys_read(request: AttentionRequest, tokens: int) -> float:

@@ -6,11 +6,12 @@ format of `hal.ops.kv_formats`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hal.ops.checks import one_of, require
+from hal.ops.checks import Check, one_of, require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.kv_formats import KV_FORMATS, write_rows
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
@@ -23,12 +24,16 @@ RowFormat = Literal[
 ]
 
 
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvWriteRequest(OpRequest):
     """k, v [T, num_kv_heads * head_dim] into [num_blocks, block_size, num_kv_heads, head_dim].
 
     kv_format: "" for these; otherwise rows[T, head_dim] go into one cache of that format, and there
-    are no values (num_kv_heads 1, v_head_dim 0). Raises RequestError if inconsistent.
+    are no values (num_kv_heads 1, v_head_dim 0). has_scales: dense caches of FP8 hold what is
+    written divided by a scale of the keys, and of the values. Raises RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "kv_write"
@@ -40,8 +45,10 @@ class KvWriteRequest(OpRequest):
     dtype: str
     kv_dtype: str
     kv_format: RowFormat = ""
+    has_scales: bool = False
 
     def __post_init__(self) -> None:
+        require("kv_write request", scales_of_fp8(self.kv_dtype, self.has_scales))
         if not self.kv_format:
             return
         require(
@@ -52,6 +59,11 @@ class KvWriteRequest(OpRequest):
                 f"{self.num_kv_heads} and {self.v_head_dim}",
                 (self.num_kv_heads, self.v_head_dim) == (1, 0),
             ),
+            (
+                "no has_scales: rows of a format have their own",
+                self.has_scales,
+                not self.has_scales,
+            ),
         )
         dim = KV_FORMATS[self.kv_format].dim
         require(
@@ -60,11 +72,40 @@ class KvWriteRequest(OpRequest):
         )
 
 
-def reference(request: KvWriteRequest) -> Callable[..., None]:
+def scales_of_fp8(kv_dtype: str, has_scales: bool) -> Check:
+    """That only a cache of FP8 has scales."""
+    required = "kv_dtype float8_e4m3fn or float8_e4m3fnuz for scales"
+    return required, kv_dtype, not has_scales or kv_dtype in _FLOAT8
+
+
+def check_scales(who: str, has_scales: bool, k_scale: float, v_scale: float) -> None:
+    """Raises ValueError for scales that a request does not have or that nobody can divide by."""
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not 0.0 < scale < math.inf or (scale != 1.0 and not has_scales):
+            required = "a positive number" if has_scales else "1.0, as has_scales=False says"
+            raise ValueError(f"{who}: required {name} {required}, found {scale}")
+
+
+def rounded_to_cache(rows: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """Rows as a dense cache holds them: one of FP8 rows / scale in float32, saturated; a NaN stays
+    one."""
+    import torch
+
+    if dtype.itemsize > 1:
+        return rows.to(dtype)
+    most = torch.finfo(dtype).max
+    return (rows.float() / scale).clamp(-most, most).to(dtype)
+
+
+def reference(
+    request: KvWriteRequest, *, k_scale: float = 1.0, v_scale: float = 1.0
+) -> Callable[..., None]:
     """Golden write. slot = block * block_size + offset; no slot appears twice in one call.
 
-    With a kv_format the kernel is (rows[T, head_dim], cache, slot_mapping) -> None.
+    With a kv_format the kernel is (rows[T, head_dim], cache, slot_mapping) -> None. Scales: with
+    has_scales. Raises ValueError for others.
     """
+    check_scales("kv_write", request.has_scales, k_scale, v_scale)
 
     def kernel_rows(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         write_rows(request.kv_format, cache, request.block_size, slot_mapping, rows)
@@ -78,8 +119,9 @@ def reference(request: KvWriteRequest) -> Callable[..., None]:
     ) -> None:
         k_rows = k_cache.view(-1, request.num_kv_heads, request.head_dim)
         v_rows = v_cache.view(-1, request.num_kv_heads, request.v_head_dim)
-        k_rows[slot_mapping] = k.reshape(-1, *k_rows.shape[1:]).to(k_cache.dtype)
-        v_rows[slot_mapping] = v.reshape(-1, *v_rows.shape[1:]).to(v_cache.dtype)
+        for rows, given, scale in ((k_rows, k, k_scale), (v_rows, v, v_scale)):
+            whole = given.reshape(-1, *rows.shape[1:])
+            rows[slot_mapping] = rounded_to_cache(whole, rows.dtype, scale)
 
     return kernel_rows if request.kv_format else kernel
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hal.ops import kv_write, norm, rope
-from hal.ops.checks import positive, require
+from hal.ops import kv_write, layer_norm, norm, rope
+from hal.ops.checks import one_of, positive, require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.kv_write import KvWriteRequest, RowFormat
+from hal.ops.layer_norm import LayerNormRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import FLOAT_TOLERANCES, OpFamily, OpRequest
 from hal.ops.rope import RopeRequest
@@ -32,7 +33,8 @@ class LatentKvWriteRequest(OpRequest):
 
     Rotated are `rotary_dim` values of each query head from q_rotary_start on and of each row from
     row_rotary_start on, in pairs of `style`. norm_dim: values from a row's start that are normed
-    first (0: none). has_q_norm: each query head is normed first. num_heads 0: there are no queries.
+    first (0: none), by `row_norm_kind`, of which "layer" has a bias. has_q_norm: each query head is
+    normed first, by the mean of its squares. num_heads 0: there are no queries.
 
     Raises RequestError if inconsistent.
     """
@@ -51,6 +53,7 @@ class LatentKvWriteRequest(OpRequest):
     kv_format: RowFormat
     style: Literal["half_split", "interleaved"] = "interleaved"
     has_q_norm: bool = False
+    row_norm_kind: Literal["rms", "layer"] = "rms"
 
     def __post_init__(self) -> None:
         row_end = self.row_rotary_start + self.rotary_dim
@@ -69,13 +72,18 @@ class LatentKvWriteRequest(OpRequest):
                 0 <= self.norm_dim <= self.row_dim,
             ),
             ("queries for has_q_norm", self.num_heads, self.num_heads > 0 or not self.has_q_norm),
+            one_of("row_norm_kind", self.row_norm_kind, ("rms", "layer")),
         )
         self.kv_write()  # what is wrong with the row's format is said there
         if self.num_heads:
             self.q_rope()
 
-    def row_norm(self) -> RmsNormRequest:
+    def row_norm(self) -> RmsNormRequest | LayerNormRequest:
         """The norm of a row as a request of its own."""
+        if self.row_norm_kind == "layer":
+            return LayerNormRequest(
+                hidden_size=self.norm_dim, has_bias=True, dtype=self.dtype, tokens=self.tokens
+            )
         return RmsNormRequest(hidden_size=self.norm_dim, dtype=self.dtype, tokens=self.tokens)
 
     def q_norm(self) -> RmsNormRequest:
@@ -127,6 +135,7 @@ def reference(
     *,
     cos_sin_cache: torch.Tensor,
     row_weight: torch.Tensor | None = None,
+    row_bias: torch.Tensor | None = None,
     q_weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> Callable[..., torch.Tensor | None]:
@@ -134,15 +143,19 @@ def reference(
     each rounding to the activations' dtype. The q that is returned may be the one given, which may
     be overwritten; rows stay as they are.
 
-    row_weight: [norm_dim] with norm_dim, q_weight: [head_dim] with has_q_norm. Raises ValueError
-    without them.
+    row_weight: [norm_dim] with norm_dim, row_bias: the same for a layer norm, q_weight: [head_dim]
+    with has_q_norm. Raises ValueError without them.
     """
     import torch
 
     row_norm = q_norm = None
     if request.norm_dim:
-        weight = _required("row_weight", row_weight)
-        row_norm = norm.reference(request.row_norm(), weight=weight, eps=eps)
+        weight, part = _required("row_weight", row_weight), request.row_norm()
+        if isinstance(part, LayerNormRequest):
+            bias = _required("row_bias", row_bias)
+            row_norm = layer_norm.reference(part, weight=weight, bias=bias, eps=eps)
+        else:
+            row_norm = norm.reference(part, weight=weight, eps=eps)
     if request.has_q_norm:
         weight = _required("q_weight", q_weight)
         q_norm = norm.reference(request.q_norm(), weight=weight, eps=eps)
@@ -180,10 +193,16 @@ def _required(name: str, weight: torch.Tensor | None) -> torch.Tensor:
     return weight
 
 
+def _norm_flops(request: RmsNormRequest | LayerNormRequest, tokens: int) -> float:
+    if isinstance(request, LayerNormRequest):
+        return layer_norm.flops(request, tokens)
+    return norm.flops(request, tokens)
+
+
 def flops(request: LatentKvWriteRequest, tokens: int) -> float:
     total = rope.flops(request.row_rope(), tokens)
     if request.norm_dim:
-        total += norm.flops(request.row_norm(), tokens)
+        total += _norm_flops(request.row_norm(), tokens)
     if request.num_heads:
         total += rope.flops(request.q_rope(), tokens)
     if request.has_q_norm:
@@ -198,7 +217,8 @@ def bytes_moved(request: LatentKvWriteRequest, tokens: int) -> float:
     values = request.head_dim if request.has_q_norm else request.rotary_dim
     queries = 2 * request.num_heads * values * wide
     table = request.rotary_dim * 4 + 8  # with the positions
-    weights = (request.norm_dim + (request.head_dim if request.has_q_norm else 0)) * wide
+    row = request.norm_dim * (2 if request.row_norm_kind == "layer" else 1)  # with the bias
+    weights = (row + (request.head_dim if request.has_q_norm else 0)) * wide
     write = kv_write.bytes_moved(request.kv_write(), tokens)
     return float(tokens * (queries + table) + weights) + write
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hal.ops import kv_write, norm, rope
-from hal.ops.checks import require
+from hal.ops.checks import one_of, require
 from hal.ops.formats import DTYPE_BYTES
 from hal.ops.kv_write import KvWriteRequest
 from hal.ops.norm import RmsNormRequest
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeKvWriteRequest(OpRequest):
-    """q[T, num_heads * head_dim], k and v of num_kv_heads; half-split rotation of the first
-    rotary_dim values of each head; caches as of `KvWriteRequest`.
+    """q[T, num_heads * head_dim], k and v of num_kv_heads; rotation of the first rotary_dim values
+    of each head, in pairs of `style`; caches as of `KvWriteRequest`.
 
-    has_qk_norm: q and k are normed over each head first. Raises RequestError if the rotated values
-    are not all inside a head.
+    has_qk_norm: q and k are normed over each head first. has_kv_scales: caches of FP8 have a scale
+    of the keys and one of the values. Raises RequestError if the rotated values are not all inside
+    a head, or for scales of other caches.
     """
 
     op: ClassVar[str] = "rope_kv_write"
@@ -43,6 +44,8 @@ class RopeKvWriteRequest(OpRequest):
     dtype: str
     kv_dtype: str
     has_qk_norm: bool = False
+    style: Literal["half_split", "interleaved"] = "half_split"
+    has_kv_scales: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -52,7 +55,9 @@ class RopeKvWriteRequest(OpRequest):
                 self.rotary_dim,
                 0 < self.rotary_dim <= self.head_dim,
             ),
+            one_of("style", self.style, ("half_split", "interleaved")),
         )
+        self.kv_write()  # what is wrong with the caches is said there
 
     def norm(self, heads: int) -> RmsNormRequest:
         """The norm of q or of k as a request of its own."""
@@ -67,6 +72,7 @@ class RopeKvWriteRequest(OpRequest):
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             rotary_dim=self.rotary_dim,
+            style=self.style,
             dtype=self.dtype,
             tokens=self.tokens,
         )
@@ -80,6 +86,7 @@ class RopeKvWriteRequest(OpRequest):
             block_size=self.block_size,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            has_scales=self.has_kv_scales,
             tokens=self.tokens,
         )
 
@@ -91,15 +98,18 @@ def reference(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Callable[..., torch.Tensor]:
     """kernel(q, k, v, positions, k_cache, v_cache, slot_mapping) -> q, by the references of the
     parts, each rounding to the activations' dtype. q and k may be overwritten; the q that is
     returned may be the one given.
 
-    q_weight, k_weight: [head_dim], with has_qk_norm. Raises ValueError without them.
+    q_weight, k_weight: [head_dim], with has_qk_norm. k_scale, v_scale: with has_kv_scales. Raises
+    ValueError without the weights, and for scales that the request does not have.
     """
     rotate = rope.reference(request.rope(), cos_sin_cache=cos_sin_cache)
-    write = kv_write.reference(request.kv_write())
+    write = kv_write.reference(request.kv_write(), k_scale=k_scale, v_scale=v_scale)
     norms: list[Callable[..., Any]] = []
     if request.has_qk_norm:
         for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):

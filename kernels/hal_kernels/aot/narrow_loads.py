@@ -4,7 +4,7 @@ every such variant has its reason here, as data (`narrow_loads.json`).
 cause: "tile" (what a program reads at once is less than 16 bytes for each of its threads),
 "alignment" (rows begin, or end, at a multiple of less than 16 bytes), "tail" (it ends at any
 element, so each has a predicate of its own), "list" (an address is read for each value or for a
-few of them), "pairs" (values that lie beside each other go to different registers of a program).
+few of them).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NarrowLoad(BaseModel):
     targets: Annotated[list[Pattern], Field(min_length=1)]
     configs: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
     widths: Annotated[list[Literal[1, 2, 4, 8]], Field(min_length=1)]
-    cause: Literal["tile", "alignment", "tail", "list", "pairs"]
+    cause: Literal["tile", "alignment", "tail", "list"]
     tile_bytes: Annotated[int, Field(ge=1)] | None = None
     text: Annotated[str, Field(min_length=20, max_length=400)]
 

@@ -27,19 +27,12 @@ def encode_e2m1(x):
 
 
 @triton.jit
-def _kv_write_fp4_kernel(
-    x_TD_ptr, cache_ptr, slots_T_ptr, stride_x, stride_page, scale_start,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, IS_UE8M0: tl.constexpr,
-):  # fmt: skip
-    """Program (token). GROUPS of GROUP values with a scale each; two values are in a byte, the even
-    column in the low half. The scales of a page begin at scale_start."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_T_ptr + token).to(tl.int64)
-    page, row = slot // PAGE, slot % PAGE
-    offs_g, offs_b = tl.arange(0, GROUPS), tl.arange(0, GROUP // 2)
-    at = offs_g[:, None] * (GROUP // 2) + offs_b[None, :]
-    ptrs = x_TD_ptr + token * stride_x + at * 2
-    even, odd = tl.load(ptrs).to(tl.float32), tl.load(ptrs + 1).to(tl.float32)
+def store_rounded_to_fp4(
+    x, values_ptr, scales_ptr, GROUPS: tl.constexpr, GROUP: tl.constexpr, IS_UE8M0: tl.constexpr
+):
+    """Groups of a row, float32 [GROUPS, GROUP], rounded to where its values and scales begin. Two
+    values are in a byte, the even column in the low half."""
+    even, odd = tl.split(tl.reshape(x, (GROUPS, GROUP // 2, 2)))
     peak = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)
     is_number = (tl.abs(even) < float("inf")) & (tl.abs(odd) < float("inf"))
     is_finite = tl.min(is_number.to(tl.int32), axis=1) > 0
@@ -54,6 +47,26 @@ def _kv_write_fp4_kernel(
         scale = tl.where(code == 0x7F, float("nan"), decode_e4m3(code))
     wide = tl.broadcast_to(scale[:, None], (GROUPS, GROUP // 2))
     low, high = encode_e2m1(tl.div_rn(even, wide)), encode_e2m1(tl.div_rn(odd, wide))
-    data = cache_ptr + page * stride_page + row * (GROUPS * GROUP // 2)
-    tl.store(data + at, (low | (high << 4)).to(tl.uint8))
-    tl.store(cache_ptr + page * stride_page + scale_start + row * GROUPS + offs_g, code)
+    offs_g, offs_b = tl.arange(0, GROUPS), tl.arange(0, GROUP // 2)
+    at = offs_g[:, None] * (GROUP // 2) + offs_b[None, :]
+    tl.store(values_ptr + at, (low | (high << 4)).to(tl.uint8))
+    tl.store(scales_ptr + offs_g, code)
+
+
+@triton.jit
+def _kv_write_fp4_kernel(
+    x_TD_ptr, cache_ptr, slots_T_ptr, stride_x, stride_page, scale_start,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, IS_UE8M0: tl.constexpr,
+):  # fmt: skip
+    """Program (token). GROUPS of GROUP values with a scale each; the scales of a page begin at
+    scale_start."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_T_ptr + token).to(tl.int64)
+    page, row = slot // PAGE, slot % PAGE
+    offs = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(x_TD_ptr + token * stride_x + offs).to(tl.float32)
+    page_ptr = cache_ptr + page * stride_page
+    store_rounded_to_fp4(
+        x, page_ptr + row * (GROUPS * GROUP // 2), page_ptr + scale_start + row * GROUPS,
+        GROUPS, GROUP, IS_UE8M0,
+    )  # fmt: skip

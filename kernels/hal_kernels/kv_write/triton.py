@@ -5,35 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import triton
 
 from hal.device import DeviceSpec
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, KvFormat
-from hal.ops.kv_write import KvWriteRequest
+from hal.ops.kv_write import KvWriteRequest, check_scales
 from hal_kernels.kv_write.fp4_kernels import _kv_write_fp4_kernel
 from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
 from hal_kernels.kv_write.triton_kernels import _kv_write_kernel
-from hal_kernels.kv_write.triton_variants import fp4_constants, packed_constants
-
-_BLOCK = 1024
+from hal_kernels.kv_write.triton_variants import dense_launch, fp4_constants, packed_constants
 
 
-def bind(request: KvWriteRequest, device: DeviceSpec) -> Callable[..., None]:
+def bind(
+    request: KvWriteRequest, device: DeviceSpec, *, k_scale: float = 1.0, v_scale: float = 1.0
+) -> Callable[..., None]:
     """kernel(k, v, k_cache, v_cache, slot_mapping), or (rows, cache, slot_mapping) with a
     kv_format. Rows of k, v and rows may be strided; pages are contiguous, and so is the whole cache
     of dense rows.
+
+    Raises ValueError for scales that the request does not have.
     """
+    check_scales("kv_write", request.has_scales, k_scale, v_scale)
     if request.kv_format in ("", *PLAIN_FORMATS):
-        return _bind_dense(request)
+        warp_size = int(device.attributes.get("warp_size", 32))
+        return _bind_dense(request, warp_size, k_scale, v_scale)
     form = KV_FORMATS[request.kv_format]
     return (_bind_fp4 if form.element == "fp4_e2m1" else _bind_packed)(request, form)
 
 
-def _bind_dense(request: KvWriteRequest) -> Callable[..., None]:
+def _bind_dense(
+    request: KvWriteRequest, warp_size: int, k_scale: float, v_scale: float
+) -> Callable[..., None]:
     k_width = request.num_kv_heads * request.head_dim
     v_width = request.num_kv_heads * request.v_head_dim
     widest = max(k_width, v_width)
-    block = min(_BLOCK, triton.next_power_of_2(widest))
+    block, warps = dense_launch(widest, request.dtype, warp_size)
 
     def kernel(
         k: torch.Tensor,
@@ -45,8 +50,9 @@ def _bind_dense(request: KvWriteRequest) -> Callable[..., None]:
         tokens = slot_mapping.shape[0]
         if tokens:
             _kv_write_kernel[(tokens, -(-widest // block))](
-                k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0),
-                K_WIDTH=k_width, V_WIDTH=v_width, BLOCK=block,
+                k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), k_scale, v_scale,
+                K_WIDTH=k_width, V_WIDTH=v_width, BLOCK=block, HAS_SCALES=request.has_scales,
+                num_warps=warps,
             )  # fmt: skip
 
     def kernel_rows(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

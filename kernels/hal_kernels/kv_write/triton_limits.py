@@ -33,7 +33,9 @@ def not_supported_reasons(
         if rounded and request.dtype != "float32":
             wanted += f", or {rounded}"
         return [not_written("kv_write.dense", "kv_dtype", wanted, cache)]
-    config = f"row1024{'' if cache == request.dtype else '-fp8'}"
+    config = "row1024"
+    if cache != request.dtype:
+        config += "-fp8-scaled" if request.has_scales else "-fp8"
     return evidence_reasons(
         "kv_write.dense", device, dtype=request.dtype, config=config, allowed=allowed
     )

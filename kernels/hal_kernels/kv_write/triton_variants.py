@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hal.ops.formats import DTYPE_BYTES
 from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
@@ -12,14 +13,28 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 PACKED_DTYPES = ("bfloat16",)  # of rows: packed formats are bfloat16 by definition
 _DENSE_WIDTHS = (1024, 4096)
+_BLOCK = 1024  # values of a program of dense rows
+_LOAD_BYTES = 16  # that a thread takes at once
 NO_FP8 = ("sm_80", "gfx90a", "gfx1100")  # Triton does not convert to e4m3 there, or bit by bit
+
+
+def dense_launch(width: int, dtype: str, warp_size: int) -> tuple[int, int]:
+    """(values, warps) of a program of dense rows of so many values: threads for 16 bytes each, four
+    warps at most."""
+    block = min(_BLOCK, 1 << max(0, width - 1).bit_length())
+    threads = block * DTYPE_BYTES[dtype] // _LOAD_BYTES
+    return block, min(4, max(1, threads // warp_size))
 
 
 def _write(target: Target) -> Sequence[KernelVariant]:
     """Into caches of the activations' own dtype, and rounded to the architecture's FP8."""
     caches = [(dtype, dtype, "") for dtype in ACTIVATION_DTYPES]
     if target.arch not in NO_FP8:
-        caches += [(dtype, target.fp8_dtype, "-fp8") for dtype in ("bfloat16", "float16")]
+        caches += [
+            (dtype, target.fp8_dtype, suffix)
+            for dtype in ("bfloat16", "float16")
+            for suffix in ("-fp8", "-fp8-scaled")
+        ]
     return tuple(
         KernelVariant(
             dtype=dtype,
@@ -29,9 +44,15 @@ def _write(target: Target) -> Sequence[KernelVariant]:
                 **dict.fromkeys(("k_cache_SK_ptr", "v_cache_SK_ptr"), cache),
                 "slots_T_ptr": "int64",
             },
-            scalars={"stride_k": "i32", "stride_v": "i32"},
+            scalars={"stride_k": "i32", "stride_v": "i32", "k_scale": "fp32", "v_scale": "fp32"},
             divisible=frozenset({"stride_k", "stride_v"}),
-            constants={"K_WIDTH": width, "V_WIDTH": width, "BLOCK": 1024},
+            constants={
+                "K_WIDTH": width,
+                "V_WIDTH": width,
+                "BLOCK": _BLOCK,
+                "HAS_SCALES": suffix.endswith("scaled"),
+            },
+            num_warps=dense_launch(width, dtype, target.warp_size)[1],
         )
         for dtype, cache, suffix in caches
         for width in _DENSE_WIDTHS
@@ -109,6 +130,7 @@ KERNELS = (
     TritonKernel(
         name="kv_write.dense", op="kv_write", module="hal_kernels.kv_write.triton_kernels",
         function="_kv_write_kernel", variants=_write, uses_matrix_unit=False,
+        sources=("hal_kernels.kv_write.cache_rounding",),
     ),
     TritonKernel(
         name="kv_write.packed", op="kv_write", module="hal_kernels.kv_write.packed_kernels",

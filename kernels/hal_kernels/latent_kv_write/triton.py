@@ -20,6 +20,7 @@ def bind(
     *,
     cos_sin_cache: torch.Tensor,
     row_weight: torch.Tensor | None = None,
+    row_bias: torch.Tensor | None = None,
     q_weight: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> Callable[..., torch.Tensor | None]:
@@ -31,6 +32,8 @@ def bind(
     """
     if request.norm_dim and row_weight is None:
         raise ValueError("latent_kv_write: required row_weight with norm_dim")
+    if request.norm_dim and request.row_norm_kind == "layer" and row_bias is None:
+        raise ValueError("latent_kv_write: required row_bias for a layer norm")
     if request.has_q_norm and q_weight is None:
         raise ValueError("latent_kv_write: required q_weight with has_q_norm")
     form = KV_FORMATS[request.kv_format]
@@ -55,8 +58,9 @@ def bind(
         queries = rows if q is None else q
         _latent_kv_write_kernel[(tokens, blocks + 1)](
             queries, rows, rows if q_weight is None else q_weight,
-            rows if row_weight is None else row_weight, positions, table, cache, *parts,
-            slot_mapping, queries.stride(0), rows.stride(0), *places, eps,
+            rows if row_weight is None else row_weight, rows if row_bias is None else row_bias,
+            positions, table, cache, *parts, slot_mapping,
+            queries.stride(0), rows.stride(0), *places, eps,
             num_warps=1, **constants,
         )  # fmt: skip
         return q

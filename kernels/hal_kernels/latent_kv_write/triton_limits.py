@@ -10,7 +10,12 @@ from hal.ops.latent_kv_write import LatentKvWriteRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.latent_kv_write.triton_variants import DTYPES, ROWS
+from hal_kernels.latent_kv_write.triton_variants import (
+    LAYER_NORMED,
+    ROWS,
+    config_of,
+    dtype_of,
+)
 
 _KERNEL = "latent_kv_write.pass"
 _MOST_VALUES = 576  # of a row or a normed head: what one warp was compiled with
@@ -22,13 +27,13 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if it serves. The machine code judged is that of the row's format, with or without the
-    norm of the queries."""
+    """Empty if it serves. The machine code judged is that of the row's format, pairs and norms."""
     reasons = _unwritten(request)
     if reasons:
         return reasons
-    config = f"{request.kv_format}{'-qnorm' if request.has_q_norm else ''}"
-    return evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed)
+    return evidence_reasons(
+        _KERNEL, device, dtype=request.dtype, config=config_of(request), allowed=allowed
+    )
 
 
 def _unwritten(request: LatentKvWriteRequest) -> list[Reason]:
@@ -36,10 +41,22 @@ def _unwritten(request: LatentKvWriteRequest) -> list[Reason]:
     start, rotary = request.row_rotary_start, request.rotary_dim
     values = form.quantized_dim or request.row_dim
     normed = request.head_dim if request.has_q_norm else 0
+    half_split = request.style == "half_split"
+    has_layer_norm = request.norm_dim > 0 and request.row_norm_kind == "layer"
     checks = (
-        ("dtype", " or ".join(DTYPES), request.dtype, request.dtype in DTYPES),
         ("kv_format", " or ".join(ROWS), request.kv_format, request.kv_format in ROWS),
-        ("style", "interleaved", request.style, request.style == "interleaved"),
+        (
+            f"dtype for {request.kv_format}",
+            dtype_of(request.kv_format),
+            request.dtype,
+            request.dtype == dtype_of(request.kv_format),
+        ),
+        (
+            "layer norm",
+            f"of rows in {' or '.join(LAYER_NORMED)}, with queries that are not normed",
+            f"{request.kv_format}, has_q_norm {request.has_q_norm}",
+            not has_layer_norm or (request.kv_format in LAYER_NORMED and not request.has_q_norm),
+        ),
         (
             "values of a row or of a normed head",
             f"at most {_MOST_VALUES}",
@@ -54,9 +71,11 @@ def _unwritten(request: LatentKvWriteRequest) -> list[Reason]:
         ),
         (
             "rotated values",
-            "an even number from an even place on, within the rounded or the plain ones of a row",
+            "an even number, of neighbours from an even place on, within the rounded or the plain "
+            "ones of a row",
             f"{rotary} from {start} on, {values} rounded",
-            rotary % 2 == start % 2 == request.q_rotary_start % 2 == 0
+            rotary % 2 == 0
+            and (half_split or start % 2 == request.q_rotary_start % 2 == 0)
             and (start >= values or start + rotary <= values),
         ),
     )

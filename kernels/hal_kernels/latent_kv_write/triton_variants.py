@@ -11,9 +11,10 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.kv_write.triton_variants import packed_constants
 
-DTYPES = ("bfloat16",)
+_KINDS = {"rms": 1, "layer": 2}  # what the kernel calls the norms
 # Of rows in a floating dtype: columns of a tile's row, which no scale belongs to.
 _PLAIN_GROUP = 64
+_STYLES = ("interleaved", "half_split")
 _VALUES = 512  # of the queries of a program, one warp
 
 # Rows as models have them: format -> (values, first rotated value, normed values, values of a query
@@ -22,9 +23,28 @@ ROWS: dict[str, tuple[int, int, int, int, int]] = {
     "fp8_656": (576, 512, 512, 192, 128),
     "v4_584": (512, 448, 512, 512, 448),
     "v41_528": (512, 448, 512, 512, 448),
+    "fp4_288": (512, 448, 512, 512, 448),
     "fp8_132": (128, 64, 128, 128, 64),
+    "fp4_68": (128, 64, 128, 128, 64),
     "bf16": (576, 512, 512, 192, 128),
+    "fp16": (576, 512, 512, 192, 128),
 }
+
+# Rows of index keys, which some models have under a layer norm; their queries are not normed.
+LAYER_NORMED = ("fp8_132", "fp4_68", "bf16", "fp16")
+
+
+def dtype_of(kv_format: str) -> str:
+    """Of the activations that rows of a format are made of: packed formats are bfloat16 by
+    definition."""
+    return "float16" if kv_format == "fp16" else "bfloat16"
+
+
+def config_of(request: LatentKvWriteRequest) -> str:
+    """The name of the specialisation whose machine code speaks for a request."""
+    style = "" if request.style == "interleaved" else "-half"
+    layer = "-layer" if request.norm_dim and request.row_norm_kind == "layer" else ""
+    return f"{request.kv_format}{'-qnorm' if request.has_q_norm else ''}{style}{layer}"
 
 
 def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
@@ -42,7 +62,10 @@ def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
         "BLOCK_H": min(heads, max(1, _VALUES // block_d)),
         "BLOCK_D": block_d,
         "ROTARY": request.rotary_dim,
+        "IS_INTERLEAVED": request.style == "interleaved",
+        "BLOCK_R": _power_of_two(request.rotary_dim // 2),
         "ROW_START": request.row_rotary_start,
+        "NORM": _KINDS[request.row_norm_kind] if request.norm_dim else 0,
         "NORM_DIM": request.norm_dim,
         **_row_constants(request),
     }
@@ -51,7 +74,8 @@ def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
 def _row_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
     form = KV_FORMATS[request.kv_format]
     if not form.is_plain:
-        return packed_constants(form, request.block_size)
+        is_fp4 = form.element == "fp4_e2m1"
+        return {**packed_constants(form, request.block_size), "IS_FP4": is_fp4}
     groups = request.row_dim // _PLAIN_GROUP
     return {
         "GROUPS": groups,
@@ -62,6 +86,7 @@ def _row_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
         "BLOCK_P": 16,
         "PAGE": request.block_size,
         "IS_UE8M0": False,
+        "IS_FP4": False,
     }
 
 
@@ -71,30 +96,31 @@ def _power_of_two(value: int) -> int:
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(name, dtype, has_q_norm=has_q_norm)
-        for dtype in DTYPES
+        _variant(name, style, kind, has_q_norm=has_q_norm)
         for name in ROWS
-        for has_q_norm in (False, True)
+        for style in _STYLES
+        for has_q_norm, kind in ((False, "rms"), (True, "rms"), (False, "layer"))
+        if kind == "rms" or name in LAYER_NORMED
     )
 
 
-def _variant(name: str, dtype: str, *, has_q_norm: bool) -> KernelVariant:
-    form = KV_FORMATS[name]
+def _variant(name: str, style: Any, kind: Any, *, has_q_norm: bool) -> KernelVariant:
+    form, dtype = KV_FORMATS[name], dtype_of(name)
     row_dim, row_start, norm_dim, head_dim, q_start = ROWS[name]
     request = LatentKvWriteRequest(
         num_heads=16, head_dim=head_dim, row_dim=row_dim, rotary_dim=64, q_rotary_start=q_start,
         row_rotary_start=row_start, norm_dim=norm_dim, block_size=64, dtype=dtype,
-        kv_format=form.name, has_q_norm=has_q_norm,
+        kv_format=form.name, has_q_norm=has_q_norm, style=style, row_norm_kind=kind,
     )  # fmt: skip
     strides = (
         "stride_q", "stride_x", "stride_page", "stride_row", "stride_scale_page",
         "stride_scale_row", "scale_start", "stride_tail_page", "stride_tail_row", "tail_start",
     )  # fmt: skip
-    floats = ("q_THD_ptr", "x_TD_ptr", "q_weight_D_ptr", "x_weight_D_ptr")
+    floats = ("q_THD_ptr", "x_TD_ptr", "q_weight_D_ptr", "x_weight_D_ptr", "x_bias_D_ptr")
     values = form.element if form.is_plain else "uint8"
     return KernelVariant(
         dtype=dtype,
-        config=f"{name}{'-qnorm' if has_q_norm else ''}",
+        config=config_of(request),
         pointers={
             **dict.fromkeys(floats, dtype),
             "positions_T_ptr": "int64",
@@ -116,6 +142,9 @@ KERNELS = (
         name="latent_kv_write.pass", op="latent_kv_write",
         module="hal_kernels.latent_kv_write.triton_kernels", function="_latent_kv_write_kernel",
         variants=_variants, uses_matrix_unit=False,
-        sources=("hal_kernels.kv_write.packed_kernels",),
+        sources=(
+            "hal_kernels.kv_write.packed_kernels", "hal_kernels.kv_write.fp4_kernels",
+            "hal_kernels.kv_write.packed_rows", "hal_kernels.latent_kv_write.rotation",
+        ),
     ),
 )  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
-DTYPES = ("bfloat16", "float16")  # of activations
 # Triton does not convert to e4m3 on these.
 NO_FP8 = ("sm_80", "gfx90a", "gfx1100")
 VALUE_BLOCK = 1024  # values of v of a program: 16 bytes for each of 128 threads
@@ -27,23 +27,64 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
+def config_of(
+    head_dim: int, *, has_norm: bool, is_interleaved: bool, is_fp8: bool, has_scales: bool
+) -> str:
+    """The name of the specialisation whose machine code speaks for a pass: of the nearest head
+    size, of which neighbours as pairs were compiled for the larger."""
+    size = 64 if head_dim <= 64 and not is_interleaved else 128
+    return "".join(
+        (
+            f"d{size}",
+            "-norm" if has_norm else "",
+            "-pairs" if is_interleaved else "",
+            "-fp8" if is_fp8 else "",
+            "-scaled" if has_scales else "",
+        )
+    )
+
+
 def _variants(target: Target) -> Sequence[KernelVariant]:
-    caches = [(dtype, dtype, "") for dtype in DTYPES]
+    caches = [(dtype, dtype, False) for dtype in ACTIVATION_DTYPES]
     if target.arch not in NO_FP8:
-        caches += [(dtype, target.fp8_dtype, "-fp8") for dtype in DTYPES]
+        caches += [
+            (dtype, target.fp8_dtype, has_scales)
+            for dtype in ("bfloat16", "float16")
+            for has_scales in (False, True)
+        ]
     return tuple(
         _variant(
-            target, f"d{head_dim}{'-norm' if norm else ''}{suffix}", head_dim, norm, dtype, cache
+            target,
+            head_dim,
+            dtype,
+            cache,
+            has_norm=has_norm,
+            is_interleaved=is_interleaved,
+            has_scales=has_scales,
         )
-        for head_dim in (64, 128)
-        for norm in (False, True)
-        for dtype, cache, suffix in caches
+        for head_dim, is_interleaved in ((64, False), (128, False), (128, True))
+        for has_norm in (False, True)
+        for dtype, cache, has_scales in caches
     )
 
 
 def _variant(
-    target: Target, config: str, head_dim: int, norm: bool, dtype: str, cache: str
+    target: Target,
+    head_dim: int,
+    dtype: str,
+    cache: str,
+    *,
+    has_norm: bool,
+    is_interleaved: bool,
+    has_scales: bool,
 ) -> KernelVariant:
+    config = config_of(
+        head_dim,
+        has_norm=has_norm,
+        is_interleaved=is_interleaved,
+        is_fp8=cache != dtype,
+        has_scales=has_scales,
+    )
     block_r, block_p, block_h = launch_blocks(head_dim, head_dim, 32, target.warp_size)
     return KernelVariant(
         dtype=dtype,
@@ -60,7 +101,10 @@ def _variant(
             "v_cache_SKV_ptr": cache,
             "slots_T_ptr": "int64",
         },
-        scalars={"stride_q": "i32", "stride_k": "i32", "stride_v": "i32", "eps": "fp32"},
+        scalars={
+            **dict.fromkeys(("stride_q", "stride_k", "stride_v"), "i32"),
+            **dict.fromkeys(("eps", "k_scale", "v_scale"), "fp32"),
+        },
         divisible=frozenset({"stride_q", "stride_k", "stride_v"}),
         constants={
             "NUM_HEADS": 32,
@@ -72,7 +116,9 @@ def _variant(
             "BLOCK_R": block_r,
             "BLOCK_P": block_p,
             "BLOCK_V": min(VALUE_BLOCK, 8 * head_dim),
-            "HAS_NORM": norm,
+            "HAS_NORM": has_norm,
+            "IS_INTERLEAVED": is_interleaved,
+            "HAS_SCALES": has_scales,
         },
     )
 
@@ -82,5 +128,6 @@ KERNELS = (
         name="rope_kv_write.pass", op="rope_kv_write",
         module="hal_kernels.rope_kv_write.triton_kernels", function="_rope_kv_write_kernel",
         variants=_variants, uses_matrix_unit=False,
+        sources=("hal_kernels.kv_write.cache_rounding",),
     ),
 )  # fmt: skip

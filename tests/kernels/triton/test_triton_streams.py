@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import hal_kernels.activation.triton as triton_activation
 import hal_kernels.embedding.triton as triton_embedding
 import hal_kernels.kv_write.triton as triton_kv_write
 import hal_kernels.rope.triton as triton_rope
-import hal_kernels.rope_kv_write.triton as triton_rope_kv_write
 from gpu_devices import gpu
+from hal.errors import RequestError
 from hal.ops import CATALOGUE
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.activation import reference as exact_activation
@@ -21,8 +22,6 @@ from hal.ops.kv_write import KvWriteRequest
 from hal.ops.kv_write import reference as exact_write
 from hal.ops.rope import RopeRequest
 from hal.ops.rope import reference as exact_rope
-from hal.ops.rope_kv_write import RopeKvWriteRequest
-from hal.ops.rope_kv_write import reference as exact_pass
 
 # Of the rotation, and the same of all that is rounded once here.
 ROUNDING = CATALOGUE["rope"].largest_errors
@@ -161,97 +160,51 @@ def test_kv_write_touches_its_slots_only(kv_dtype: str) -> None:
         assert torch.equal(found.nan_to_num(), want.nan_to_num())
 
 
-@DTYPES
-@pytest.mark.parametrize("has_qk_norm", [False, True], ids=["", "norms"])
-@pytest.mark.parametrize(
-    ("heads", "dims"), [((9, 3), (64, 64, 64)), ((5, 1), (48, 48, 20)), ((4, 4), (16, 24, 16))]
-)
-@pytest.mark.parametrize("tokens", [0, 1, 7])
-def test_rope_kv_write(
-    dtype: str, has_qk_norm: bool, heads: tuple[int, int], dims: tuple[int, int, int], tokens: int
-) -> None:
-    check_pass(dtype, has_qk_norm, heads, dims, torch.ones(tokens))
-
-
-@DTYPES
-@pytest.mark.parametrize("has_qk_norm", [False, True], ids=["", "norms"])
-def test_rope_kv_write_of_magnitudes(dtype: str, has_qk_norm: bool) -> None:
-    check_pass(dtype, has_qk_norm, (3, 1), (32, 32, 32), torch.logspace(-4, 4, 5))
-
-
-def check_pass(
-    dtype: str,
-    has_qk_norm: bool,
-    heads: tuple[int, int],
-    dims: tuple[int, int, int],
-    sizes: torch.Tensor,
-) -> None:
-    """One token of each size."""
-    tokens = len(sizes)
-    torch_dtype: torch.dtype = getattr(torch, dtype)
-    request = RopeKvWriteRequest(
-        num_heads=heads[0], num_kv_heads=heads[1], head_dim=dims[0], v_head_dim=dims[1],
-        rotary_dim=dims[2], block_size=4, dtype=dtype, kv_dtype=dtype, has_qk_norm=has_qk_norm,
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e4m3fnuz"])
+@pytest.mark.parametrize("has_scales", [False, True])
+def test_kv_write_into_fp8(kv_dtype: str, *, has_scales: bool) -> None:
+    """Of values of all sizes, divided by a scale of keys and one of values: in float64 the quotient
+    is within half a step of what is stored, or beyond the largest number, which then is stored."""
+    request = KvWriteRequest(
+        num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4, dtype="float32",
+        kv_dtype=kv_dtype, has_scales=has_scales,
     )  # fmt: skip
-    angles = torch.rand(50, dims[2] // 2) * 6.28
-    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    widths = (heads[0] * dims[0], heads[1] * dims[0], heads[1] * dims[1])
-    # One product gave all three.
-    rows = (torch.randn(tokens, sum(widths)) * sizes[:, None]).to(torch_dtype)
-    q, k, v = rows.split(widths, dim=1)
-    positions = torch.randint(0, 50, (tokens,))
-    slots = torch.randperm(40)[:tokens]
-    caches = [torch.full((10, 4, heads[1], dim), float("nan")).to(torch_dtype) for dim in dims[:2]]
-    weights: dict[str, Any] = {}
-    if has_qk_norm:
-        weights = {name: 1 + torch.randn(dims[0]) / 3 for name in ("q_weight", "k_weight")}
-        weights |= {"eps": 1e-3}
-    rounded = {n: w.to(torch_dtype) if n != "eps" else w for n, w in weights.items()}
-    exact_weights = {n: w.double() if n != "eps" else w for n, w in rounded.items()}
-    exact_caches = [cache.double() for cache in caches]
-    want = exact_pass(request, cos_sin_cache=table.double(), **exact_weights)(
-        q.double(), k.double(), v.double(), positions, *exact_caches, slots
-    )
-    before = k.clone(), v.clone()
-    kernel = triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=table, **rounded)
-    got = kernel(q, k, v, positions, *caches, slots)
-    # With a norm two roundings, of two values that a rotation adds.
-    bound = ROUNDING[dtype] * (4.0 if has_qk_norm else 1.0)
-    of_slot = torch.ones(40)
-    of_slot[slots] = sizes
-    slacks = [sizes[:, None], *[of_slot.view(10, 4, 1, 1)] * 2]  # float32 sums that cancel
-    for found, exact, slack in zip((got, *caches), (want, *exact_caches), slacks, strict=True):
-        written = ~exact.isnan()
-        assert torch.equal(found.isnan(), exact.isnan()), "only the slots' rows are written"
-        limit = bound * (exact.abs() + (4.0 if has_qk_norm else 0.0)) + 2e-6 * slack
-        if dtype == "float16":
-            limit += 2.0**-24  # a step of numbers below the normal ones
-        assert ((found.double() - exact).abs() <= limit)[written].all()
-    assert torch.equal(k, before[0])
-    assert torch.equal(v, before[1])
+    dtype: torch.dtype = getattr(torch, kv_dtype)
+    sizes = torch.logspace(-3, 4, 7)[:, None]
+    rows = [torch.randn(7, 64) * sizes for _ in range(2)]
+    rows[0][1, 5] = float("nan")
+    caches = [torch.zeros(3, 4, 2, 32).to(dtype) for _ in rows]
+    scales = {"k_scale": 0.37, "v_scale": 11.3} if has_scales else {}
+    slots = torch.randperm(12)[:7]
+    triton_kv_write.bind(request, gpu("sm_90"), **scales)(*rows, *caches, slots)
+    most = torch.finfo(dtype).max
+    for given, cache, scale in zip(rows, caches, scales.values() or (1.0, 1.0), strict=True):
+        quotient = given.double() / scale
+        found = cache.view(12, 64)[slots].double()
+        assert torch.equal(found.isnan(), quotient.isnan())
+        want = quotient.clamp(-most, most)
+        step = (want.abs() * 2.0**-3).clamp(min=torch.finfo(dtype).tiny * 2.0**-3)
+        is_number = ~want.isnan()
+        assert ((found - want).abs() <= step / 2 + 1e-6)[is_number].all()
+    exact = [torch.zeros(3, 4, 2, 32).to(dtype) for _ in rows]
+    exact_write(request, **scales)(*rows, *exact, slots)
+    for cache, reference in zip(caches, exact, strict=True):
+        assert torch.equal(cache.view(torch.uint8), reference.view(torch.uint8))
 
 
-def test_rope_kv_write_rounds_to_the_caches_dtype() -> None:
-    request = RopeKvWriteRequest(
-        num_heads=2, num_kv_heads=1, head_dim=16, v_head_dim=16, rotary_dim=16, block_size=4,
-        dtype="float32", kv_dtype="float8_e4m3fn",
-    )  # fmt: skip
-    table = torch.cat((torch.ones(8, 8), torch.zeros(8, 8)), dim=-1)  # by no angle
-    q, k, v = torch.randn(3, 32), torch.randn(3, 16) * 20, torch.randn(3, 16)
-    caches = [torch.zeros(2, 4, 1, 16, dtype=torch.float8_e4m3fn) for _ in range(2)]
-    slots = torch.tensor([5, 0, 2])
-    kernel = triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=table)
-    kernel(q, k, v, torch.zeros(3, dtype=torch.int64), *caches, slots)
-    for rows, cache in zip((k, v), caches, strict=True):
-        stored = cache.view(8, 16).float()
-        assert torch.equal(stored[slots], rows.to(torch.float8_e4m3fn).float())
-        assert not stored[[1, 3, 4, 6, 7]].any()
-
-
-def test_rope_kv_write_needs_its_weights() -> None:
-    request = RopeKvWriteRequest(
-        num_heads=2, num_kv_heads=1, head_dim=16, v_head_dim=16, rotary_dim=16, block_size=4,
-        dtype="float32", kv_dtype="float32", has_qk_norm=True,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="required q_weight and k_weight"):
-        triton_rope_kv_write.bind(request, gpu("sm_90"), cos_sin_cache=torch.ones(4, 16))
+def test_scales_that_a_request_does_not_have_are_refused() -> None:
+    fields: dict[str, Any] = {"num_kv_heads": 1, "head_dim": 16, "v_head_dim": 16, "block_size": 4}
+    plain = KvWriteRequest(dtype="bfloat16", kv_dtype="bfloat16", **fields)
+    scaled = KvWriteRequest(dtype="bfloat16", kv_dtype="float8_e4m3fn", has_scales=True, **fields)
+    for bind in (exact_write, lambda r, **scales: triton_kv_write.bind(r, gpu("sm_90"), **scales)):
+        with pytest.raises(ValueError, match=r"required k_scale 1\.0"):
+            bind(plain, k_scale=0.5)
+        with pytest.raises(ValueError, match="required v_scale a positive number"):
+            bind(scaled, v_scale=0.0)
+    with pytest.raises(RequestError, match="kv_dtype float8_e4m3fn"):
+        replace(plain, has_scales=True)
+    with pytest.raises(RequestError, match="rows of a format have their own"):
+        KvWriteRequest(
+            dtype="bfloat16", kv_dtype="float8_e4m3fn", kv_format="v4_584", has_scales=True,
+            num_kv_heads=1, head_dim=512, v_head_dim=0, block_size=64,
+        )  # fmt: skip

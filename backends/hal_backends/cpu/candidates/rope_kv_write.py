@@ -62,6 +62,7 @@ def candidates(device: DeviceSpec) -> Sequence[KernelCandidate]:
             not_supported_reasons=lambda r: gather(
                 scope("dtype", r.dtype, _DTYPES),
                 scope("kv_dtype", r.kv_dtype, _DTYPES),
+                scope("style", r.style, ("half_split",)),
                 vector_unit(device),
                 _multiple("head_dim", r.head_dim, _LANES),
                 _multiple("v_head_dim", r.v_head_dim, _LANES),
