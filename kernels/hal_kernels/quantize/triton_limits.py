@@ -10,7 +10,12 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.aot.targets import TARGETS
-from hal_kernels.quantize.triton_variants import FP4, GROUPS, eight_bits
+from hal_kernels.quantize.triton_variants import (
+    FP4,
+    GROUPS,
+    converts_in_integers,
+    eight_bits,
+)
 
 
 def not_supported_reasons(
@@ -28,7 +33,10 @@ def not_supported_reasons(
         values = group or request.width
         name = next(name for name, most in GROUPS.items() if values <= most)
         config += f"-{name}{'-ue8m0' if request.scale_dtype == 'ue8m0' else ''}"
-        reasons = _conversion(request.out_dtype, device.arch)
+        if converts_in_integers(device.arch, request.out_dtype):
+            kernel = "quantize.codes"
+        else:
+            reasons = _conversion(request.out_dtype, device.arch)
     return reasons or evidence_reasons(
         kernel, device, dtype=request.dtype, config=config, allowed=allowed
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
@@ -47,6 +48,29 @@ def _quantize(target: Target) -> Sequence[KernelVariant]:
         # A row has one scale, and integers have float32 scales.
         if not is_ue8m0 or (name in ("g32", "g128") and out != "int8")
     )
+
+
+def converts_in_integers(arch: str, out_dtype: str) -> bool:
+    """Whether rows are rounded to that type by `quantize.codes`: Triton does not convert to FP8 on
+    NVIDIA before sm_89."""
+    return arch == "sm_80" and out_dtype == "fp8_e4m3fn"
+
+
+def _codes(target: Target) -> Sequence[KernelVariant]:
+    if not converts_in_integers(target.arch, target.fp8_dtype):
+        return ()
+    variants = []
+    for dtype in ACTIVATION_DTYPES:
+        for name in GROUPS:
+            for is_ue8m0 in (False, True) if name in ("g32", "g128") else (False,):
+                given = _variant(dtype, "fp8_e4m3fn", name, is_ue8m0=is_ue8m0)
+                constants = {k: v for k, v in given.constants.items() if k in _OF_CODES}
+                pointers = {**given.pointers, "y_RK_ptr": "uint8"}
+                variants.append(replace(given, pointers=pointers, constants=constants))
+    return variants
+
+
+_OF_CODES = ("GROUP", "BLOCK_G", "IS_UE8M0")
 
 
 def _variant(dtype: str, out: str, name: str, *, is_ue8m0: bool) -> KernelVariant:
@@ -96,6 +120,11 @@ KERNELS = (
     TritonKernel(
         name="quantize.groups", op="quantize", module="hal_kernels.quantize.triton_kernels",
         function="_quantize_groups_kernel", variants=_quantize, uses_matrix_unit=False,
+    ),
+    TritonKernel(
+        name="quantize.codes", op="quantize", module="hal_kernels.quantize.code_kernels",
+        function="_quantize_codes_kernel", variants=_codes, uses_matrix_unit=False,
+        sources=("hal_kernels.quantize.triton_kernels",),
     ),
     TritonKernel(
         name="quantize.fp4", op="quantize", module="hal_kernels.quantize.triton_kernels",

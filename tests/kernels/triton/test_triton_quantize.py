@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import hal_kernels.quantize.triton as triton_quantize
 from gpu_devices import gpu
 from hal.ops.low_precision import decode_e2m1, decode_scale, unpack_nibbles
 from hal.ops.quantize import QuantizeRequest, reference
+from hal_kernels.quantize.code_kernels import _bits_of_e4m3
 from hal_kernels.quantize.triton_limits import not_supported_reasons
 
 SCALES = {"mxfp4": "ue8m0", "nvfp4": "e4m3"}
@@ -95,3 +98,43 @@ def test_what_is_refused() -> None:
     assert [r.what for r in not_supported_reasons(odd, gpu("sm_90"))] == [
         "quantize.fp4: group_size"
     ]
+
+
+@triton.jit
+def _bits_kernel(x_ptr, y_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(y_ptr + at, _bits_of_e4m3(tl.load(x_ptr + at)).to(tl.uint8))
+
+
+def test_e4m3_in_integers_is_as_torch_rounds() -> None:
+    """Every code, every middle between two, what is beside them, and values between."""
+    codes = torch.arange(127, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (codes[1:] + codes[:-1]) / 2
+    beside = torch.cat([torch.nextafter(middles, torch.full_like(middles, s)) for s in (0.0, 1e9)])
+    drawn = torch.exp2(torch.rand(4096 - 2 * (127 + 126 * 3) - 2) * 20 - 11).clamp(max=448.0)
+    values = torch.cat((codes, middles, beside))
+    tiny = torch.tensor([1e-45, float("nan")])
+    x = torch.cat((values, -values, drawn, tiny))
+    found = torch.full((4096,), 0xEE, dtype=torch.uint8)
+    _bits_kernel[(1,)](x, found, COUNT=4096)
+    assert torch.equal(found, x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.parametrize("scale", ["float32", "ue8m0"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("group", "width"), [(32, 96), (128, 384), (0, 130)])
+def test_rows_are_rounded_to_fp8_where_triton_does_not_convert(
+    group: int, width: int, dtype: str, scale: Any
+) -> None:
+    scale = scale if group else "float32"
+    request = QuantizeRequest(
+        group_size=group, out_dtype="fp8_e4m3fn", scale_dtype=scale, width=width, dtype=dtype
+    )
+    assert not not_supported_reasons(request, gpu("sm_80"))
+    x = torch.randn(9, width + 8)[:, :width] * torch.logspace(-7, 4, 9)[:, None]
+    x[4] = 0.0
+    rows = x.to(getattr(torch, dtype))
+    found, want = triton_quantize.bind(request, gpu("sm_80"))(rows), reference(request)(rows)
+    for got, exact in zip(found, want, strict=True):
+        assert got.dtype == exact.dtype
+        assert torch.equal(got.view(torch.uint8), exact.view(torch.uint8))
