@@ -9,8 +9,8 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.layer_norm import LayerNormRequest
-from hal_kernels.layer_norm.triton_kernels import _layer_norm_kernel
-from hal_kernels.layer_norm.triton_variants import WIDTHS
+from hal_kernels.layer_norm.triton_kernels import _layer_norm_kernel, _layer_norm_looped_kernel
+from hal_kernels.norm.triton_variants import STEP, WIDTHS, launch_tile
 
 
 def bind(
@@ -29,7 +29,9 @@ def bind(
             f"found {'none' if bias is None else list(bias.shape)}"
         )
     hidden = request.hidden_size
-    block = triton.next_power_of_2(hidden)
+    is_kept = hidden <= WIDTHS[-1]
+    block = triton.next_power_of_2(hidden) if is_kept else STEP
+    tile, warps = launch_tile(block, int(device.attributes.get("warp_size", 32)))
     scale, shift = weight.contiguous(), None if bias is None else bias.contiguous()
 
     def norm(x: torch.Tensor) -> torch.Tensor:
@@ -37,13 +39,17 @@ def bind(
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        if rows.shape[0]:
-            _layer_norm_kernel[(rows.shape[0],)](
-                rows, scale, scale if shift is None else shift, y,
-                rows.stride(0), y.stride(0), hidden, eps,
-                BLOCK_H=block, HAS_BIAS=shift is not None,
-                num_warps=next((n for most, n in WIDTHS.items() if block <= most), 8),
+        count = rows.shape[0]
+        tensors = (rows, scale, scale if shift is None else shift, y, rows.stride(0), y.stride(0))
+        if count and is_kept:
+            _layer_norm_kernel[(-(-count // tile),)](
+                *tensors, count, hidden, eps, BLOCK_R=tile, BLOCK_H=block,
+                HAS_BIAS=shift is not None, num_warps=warps,
             )  # fmt: skip
+        elif count:
+            _layer_norm_looped_kernel[(count,)](
+                *tensors, hidden, eps, BLOCK_H=block, HAS_BIAS=shift is not None, num_warps=warps
+            )
         return y.view(x.shape)
 
     return norm

@@ -1,4 +1,4 @@
-"""Which norms the Triton kernel serves. Free of torch and triton."""
+"""Which norms the Triton kernels serve, and by which of them. Free of torch and triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hal.device import DeviceSpec
 from hal.ops.norm import RmsNormRequest
-from hal.reasons import Reason, ReasonKind
+from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons
 from hal_kernels.norm.triton_variants import WIDTHS
@@ -15,17 +15,13 @@ from hal_kernels.norm.triton_variants import WIDTHS
 def not_supported_reasons(
     request: RmsNormRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
-    """Empty if it serves. The machine code judged is of the next width that was compiled."""
+    """Empty if they serve, rows of any width. The machine code judged is of the next width that was
+    compiled, or of the loop over wider rows."""
     width = next((w for w in WIDTHS if request.hidden_size <= w), 0)
-    if not width:
-        return [
-            Reason(
-                what="hidden_size",
-                required=f"at most {WIDTHS[-1]}",
-                found=str(request.hidden_size),
-                kind=ReasonKind.ARGUMENT,
-            )
-        ]
     form = "residual" if request.has_residual else "plain"
-    config = f"h{width}-{form if request.quantize == 'none' else 'int8'}"
-    return evidence_reasons("norm.rms", device, dtype=request.dtype, config=config, allowed=allowed)
+    if request.quantize != "none":
+        form = "int8"
+    kernel, rows = ("norm.rms", f"h{width}") if width else ("norm.rms_looped", "looped")
+    return evidence_reasons(
+        kernel, device, dtype=request.dtype, config=f"{rows}-{form}", allowed=allowed
+    )

@@ -9,8 +9,11 @@ import torch
 
 from hal.device import DeviceSpec
 from hal.ops.norm_quantize import NormQuantizeRequest
-from hal_kernels.norm_quantize.triton_kernels import _norm_quantize_kernel
-from hal_kernels.norm_quantize.triton_variants import launch_blocks
+from hal_kernels.norm_quantize.triton_kernels import (
+    _norm_quantize_kernel,
+    _norm_quantize_looped_kernel,
+)
+from hal_kernels.norm_quantize.triton_variants import WIDTHS, launch_blocks, looped_blocks
 from hal_kernels.quantize.triton_variants import LARGEST
 
 
@@ -21,23 +24,27 @@ def bind(
     and returned -> (values, scales[, y][, residual])."""
     hidden, groups = request.hidden_size, request.groups
     warp_size = int(device.attributes.get("warp_size", 32))
-    group, block, warps = launch_blocks(hidden, request.group_size, warp_size)
+    kernel, forms = _norm_quantize_kernel, {"IS_UE8M0": request.scale_dtype == "ue8m0"}
+    if hidden <= WIDTHS[-1]:
+        group, block, warps = launch_blocks(hidden, request.group_size, warp_size)
+    else:
+        kernel, forms["IS_ROW"] = _norm_quantize_looped_kernel, not request.group_size
+        group, block, warps = looped_blocks(request.group_size, warp_size)
     dtype: torch.dtype = getattr(torch, request.out_dtype.replace("fp8", "float8"))
-    is_ue8m0 = request.scale_dtype == "ue8m0"
 
     def run(x: torch.Tensor, residual: torch.Tensor | None) -> tuple[Any, ...]:
         rows = x.shape[0]
         values = torch.empty((rows, hidden), dtype=dtype, device=x.device)
-        scale_dtype = torch.uint8 if is_ue8m0 else torch.float32
+        scale_dtype = torch.uint8 if forms["IS_UE8M0"] else torch.float32
         scales = torch.empty((rows, groups), dtype=scale_dtype, device=x.device)
         y = torch.empty_like(x, memory_format=torch.contiguous_format) if request.keeps_rows else x
         added = x if residual is None else residual
         if rows:
-            _norm_quantize_kernel[(rows,)](
+            kernel[(rows,)](
                 x, added, weight, y, values, scales, x.stride(0), added.stride(0), hidden, groups,
                 eps, GROUP=group, BLOCK_G=block, HAS_RESIDUAL=residual is not None,
                 KEEPS_ROWS=request.keeps_rows, LARGEST=LARGEST[request.out_dtype],
-                IS_INTEGER=request.out_dtype == "int8", IS_UE8M0=is_ue8m0, num_warps=warps,
+                IS_INTEGER=request.out_dtype == "int8", num_warps=warps, **forms,
             )  # fmt: skip
         return (values, scales, y) if request.keeps_rows else (values, scales)
 

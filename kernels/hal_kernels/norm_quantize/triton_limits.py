@@ -1,4 +1,4 @@
-"""Which norms with rounding the Triton kernel serves. Free of torch and triton."""
+"""Which norms with rounding the Triton kernels serve, and by which. Free of torch and triton."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if it serves. The machine code judged is of the same rounding, of the next width that
-    was compiled, with a residual and with the rows kept."""
+    """Empty if they serve, rows of any width. The machine code judged is of the same rounding, of
+    the next width that was compiled or of the loop over wider rows, with a residual and with the
+    rows kept."""
     width = next((w for w in WIDTHS if request.hidden_size <= w), 0)
-    if not width:
-        hidden = str(request.hidden_size)
-        return [not_written(_KERNEL, "hidden_size", f"at most {WIDTHS[-1]}", hidden)]
     if request.dtype not in DTYPES:
         return [not_written(_KERNEL, "dtype", " or ".join(DTYPES), request.dtype)]
     written = {form: name for name, form in FORMS.items()}
@@ -38,8 +36,9 @@ def not_supported_reasons(
     reasons = [] if request.out_dtype == "int8" else _conversion(request.out_dtype, device.arch)
     if reasons:
         return reasons
-    config = f"h{width}-{request.out_dtype.split('_', maxsplit=1)[0]}-{written[form]}"
-    return evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed)
+    kernel, rows = (_KERNEL, f"h{width}") if width else ("norm_quantize.looped", "looped")
+    config = f"{rows}-{request.out_dtype.split('_', maxsplit=1)[0]}-{written[form]}"
+    return evidence_reasons(kernel, device, dtype=request.dtype, config=config, allowed=allowed)
 
 
 def _conversion(out_dtype: str, arch: str) -> list[Reason]:

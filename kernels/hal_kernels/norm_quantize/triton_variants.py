@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from hal_kernels.aot.targets import Target
@@ -10,7 +10,9 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.quantize.triton_variants import LARGEST
 
 DTYPES = ("bfloat16", "float16")
-WIDTHS = (2048, 8192)  # of the padded row; a narrower one has less of everything
+# Of padded rows that stay in registers; a narrower one has less of everything than the next.
+WIDTHS = (2048, 8192, 16384)
+STEP = 4096  # columns of a step over a wider row
 # Triton does not convert to e4m3 there, or bit by bit.
 NO_FP8 = ("sm_80", "gfx90a", "gfx1100")
 # Name in a configuration -> (group, is_ue8m0), of FP8; int8 has one scale a row.
@@ -29,30 +31,59 @@ def launch_blocks(hidden: int, group: int, warp_size: int) -> tuple[int, int, in
     return group, block, max(1, group * block // (16 * warp_size))
 
 
-def _variants(target: Target) -> Sequence[KernelVariant]:
-    rounded = [("int8", "row", 0, False)]
+def looped_blocks(group: int, warp_size: int) -> tuple[int, int, int]:
+    """As `launch_blocks`, of a step over a row wider than those, eight values a thread: a second
+    row of sums is kept between the steps."""
+    size, block, _ = launch_blocks(STEP, group, warp_size)
+    return size, block, STEP // (8 * warp_size)
+
+
+def _rounded(target: Target) -> Iterator[tuple[str, str, int, bool]]:
+    yield "int8", "row", 0, False
     if target.arch not in NO_FP8:
-        rounded += [(target.fp8_dtype, name, *form) for name, form in FORMS.items()]
+        for name, (group, is_ue8m0) in FORMS.items():
+            yield target.fp8_dtype, name, group, is_ue8m0
+
+
+def _kept(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(target, dtype, width, out, name, group, is_ue8m0=is_ue8m0)
+        _variant(
+            dtype, f"h{width}-{_short(out)}-{name}", out,
+            launch_blocks(width, group, target.warp_size), {"IS_UE8M0": is_ue8m0},
+        )
         for dtype in DTYPES
         for width in WIDTHS
-        for out, name, group, is_ue8m0 in rounded
-    )
+        for out, name, group, is_ue8m0 in _rounded(target)
+    )  # fmt: skip
+
+
+def _looped(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(
+            dtype, f"looped-{_short(out)}-{name}", out, looped_blocks(group, target.warp_size),
+            {"IS_UE8M0": is_ue8m0, "IS_ROW": not group},
+        )
+        for dtype in DTYPES
+        for out, name, group, is_ue8m0 in _rounded(target)
+    )  # fmt: skip
+
+
+def _short(out: str) -> str:
+    return out.split("_", maxsplit=1)[0]
 
 
 def _variant(
-    target: Target, dtype: str, width: int, out: str, name: str, group: int, *, is_ue8m0: bool
+    dtype: str, config: str, out: str, blocks: tuple[int, int, int], forms: Mapping[str, bool]
 ) -> KernelVariant:
     """The one that does everything, with a residual and with the rows kept: the others do less."""
-    size, block, warps = launch_blocks(width, group, target.warp_size)
+    size, block, warps = blocks
     return KernelVariant(
         dtype=dtype,
-        config=f"h{width}-{out.removesuffix('_e4m3fn').removesuffix('_e4m3fnuz')}-{name}",
+        config=config,
         pointers={
             **dict.fromkeys(("x_RH_ptr", "residual_RH_ptr", "weight_H_ptr", "y_RH_ptr"), dtype),
             "values_RH_ptr": out,
-            "scale_RG_ptr": "uint8" if is_ue8m0 else "float32",
+            "scale_RG_ptr": "uint8" if forms["IS_UE8M0"] else "float32",
         },
         scalars={
             **dict.fromkeys(("stride_x", "stride_residual", "H", "num_groups"), "i32"),
@@ -66,17 +97,20 @@ def _variant(
             "KEEPS_ROWS": True,
             "LARGEST": LARGEST[out],
             "IS_INTEGER": out == "int8",
-            "IS_UE8M0": is_ue8m0,
+            **forms,
         },
         num_warps=warps,
     )
 
 
-KERNELS = (
+KERNELS = tuple(
     TritonKernel(
-        name="norm_quantize.rows", op="norm_quantize",
-        module="hal_kernels.norm_quantize.triton_kernels", function="_norm_quantize_kernel",
-        variants=_variants, uses_matrix_unit=False,
+        name=name, op="norm_quantize", module="hal_kernels.norm_quantize.triton_kernels",
+        function=function, variants=variants, uses_matrix_unit=False,
         sources=("hal_kernels.quantize.triton_kernels",),
-    ),
+    )
+    for name, function, variants in (
+        ("norm_quantize.rows", "_norm_quantize_kernel", _kept),
+        ("norm_quantize.looped", "_norm_quantize_looped_kernel", _looped),
+    )
 )  # fmt: skip

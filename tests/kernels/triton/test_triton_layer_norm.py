@@ -9,15 +9,19 @@ import hal_kernels.layer_norm.triton as triton_layer_norm
 from gpu_devices import gpu
 from hal.ops import CATALOGUE
 from hal.ops.layer_norm import LayerNormRequest, reference
+from hal_kernels.aot.limits import evidence_asked
+from hal_kernels.aot.targets import TARGETS
+from hal_kernels.layer_norm.triton_limits import not_supported_reasons
 
 EPS = 1e-6
 STEP = CATALOGUE["layer_norm"].largest_errors
 
 
 @pytest.mark.parametrize("dtype", list(STEP))
-@pytest.mark.parametrize("hidden", [1, 64, 576, 1100], ids=lambda h: f"h{h}")
+@pytest.mark.parametrize("hidden", [1, 64, 576, 1100, 16384, 16385], ids=lambda h: f"h{h}")
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 def test_layer_norm(dtype: str, hidden: int, has_bias: bool) -> None:
+    """Several short rows share a program; the widest is walked in steps."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
     request = LayerNormRequest(hidden_size=hidden, has_bias=has_bias, dtype=dtype)
     weight = (torch.rand(hidden) + 0.5).to(torch_dtype)
@@ -41,6 +45,10 @@ def test_layer_norm(dtype: str, hidden: int, has_bias: bool) -> None:
 
 
 def test_rows_of_a_wider_matrix() -> None:
+    wide = LayerNormRequest(hidden_size=16400, has_bias=False, dtype="float32")
+    kernel = triton_layer_norm.bind(wide, gpu("sm_90"), weight=torch.rand(16400), eps=EPS)
+    x = torch.randn(3, 16408)[:, 8:]
+    assert torch.equal(kernel(x), kernel(x.contiguous()))
     request = LayerNormRequest(hidden_size=32, has_bias=False, dtype="float32")
     kernel = triton_layer_norm.bind(request, gpu("sm_90"), weight=torch.ones(32), eps=EPS)
     x = torch.randn(5, 80)
@@ -50,3 +58,13 @@ def test_rows_of_a_wider_matrix() -> None:
         triton_layer_norm.bind(
             request, gpu("sm_90"), weight=torch.ones(32), eps=EPS, bias=torch.ones(32)
         )
+
+
+@pytest.mark.parametrize("arch", [target.arch for target in TARGETS])
+@pytest.mark.parametrize("dtype", list(STEP))
+def test_every_width_is_served(arch: str, dtype: str) -> None:
+    for hidden in (64, 128, 8192, 16384, 16385, 53248):
+        request = LayerNormRequest(hidden_size=hidden, has_bias=True, dtype=dtype)
+        assert not not_supported_reasons(request, gpu(arch))
+        (asked,) = evidence_asked(not_supported_reasons, request, gpu(arch))
+        assert asked.kernel == ("layer_norm.looped" if hidden > 16384 else "layer_norm.rows")

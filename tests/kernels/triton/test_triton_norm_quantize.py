@@ -86,7 +86,9 @@ def test_norm_and_rounding(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("hidden", "group"), [(96, 32), (1152, 128), (100, 0), (7168, 128)])
+@pytest.mark.parametrize(
+    ("hidden", "group"), [(96, 32), (1152, 128), (100, 0), (7168, 128), (16384, 128)]
+)
 @pytest.mark.parametrize("tokens", [0, 1, 3])
 def test_widths_and_no_tokens(dtype: str, hidden: int, group: int, tokens: int) -> None:
     """Numbers of groups that are no power of two, and none of a row at all."""
@@ -99,6 +101,47 @@ def test_widths_and_no_tokens(dtype: str, hidden: int, group: int, tokens: int) 
     assert scales.shape == (tokens, hidden // group if group else 1)
     if tokens:
         assert_rounded(request, values, scales, exact_norm(x, weight))
+
+
+@pytest.mark.parametrize("out_dtype", list(LARGEST))
+@pytest.mark.parametrize(("scale_dtype", "group"), FORMS)
+@pytest.mark.parametrize("keeps_rows", [False, True])
+def test_rows_that_are_walked_in_steps(
+    out_dtype: str, scale_dtype: str, group: int, keeps_rows: bool
+) -> None:
+    """Five steps, of which the last is not full; the sum with the residual is read back."""
+    hidden = 16640
+    request = request_of(
+        hidden_size=hidden, out_dtype=out_dtype, group_size=group, scale_dtype=scale_dtype,
+        has_residual=True, keeps_rows=keeps_rows,
+    )  # fmt: skip
+    weight = (torch.rand(hidden) + 0.5).bfloat16()
+    sizes = torch.cat((torch.zeros(1), torch.logspace(-4, 4, 3)))[:, None]
+    x = (torch.randn(4, hidden + 16) * sizes).bfloat16()[:, :hidden]
+    residual = (torch.randn(4, hidden) * sizes).bfloat16()
+    total = x + residual
+    kernel = triton_norm_quantize.bind(request, gpu("sm_90"), weight=weight, eps=EPS)
+    values, scales, *more = kernel(x, residual)
+    want = exact_norm(total, weight)
+    assert_rounded(request, values, scales, want)
+    assert more.pop() is residual
+    assert torch.equal(residual, total)
+    if keeps_rows:
+        assert ((more.pop().double() - want).abs() <= 2.0**-8 * want.abs() + 1e-9).all()
+    assert not more
+
+
+def test_what_is_not_finite_in_a_row_of_steps_has_no_scale() -> None:
+    x = torch.randn(3, 16640).bfloat16()
+    x[1, 16639] = float("inf")
+    x[2, 200] = float("nan")
+    for group in (0, 128):
+        request = request_of(hidden_size=16640, group_size=group)
+        ones = torch.ones(16640).bfloat16()
+        _, scales = triton_norm_quantize.bind(request, gpu("sm_90"), weight=ones, eps=EPS)(x)
+        assert scales[0].isfinite().all()
+        assert scales[1, -1].isnan()
+        assert scales[2].isnan().all()
 
 
 def test_what_is_not_finite_has_no_scale() -> None:
@@ -122,7 +165,11 @@ def test_what_is_not_finite_has_no_scale() -> None:
     [
         ("sm_90", {}, None),
         ("sm_90", {"hidden_size": 8192, "group_size": 32, "scale_dtype": "ue8m0"}, None),
-        ("sm_90", {"hidden_size": 8320}, ReasonKind.MISSING),
+        ("sm_90", {"hidden_size": 8320}, None),
+        ("sm_90", {"hidden_size": 16384}, None),
+        ("sm_90", {"hidden_size": 20480}, None),
+        ("gfx942", {"hidden_size": 53248, "out_dtype": "fp8_e4m3fnuz"}, None),
+        ("gfx1100", {"hidden_size": 20480, "out_dtype": "int8", "group_size": 0}, None),
         ("sm_90", {"dtype": "float32"}, ReasonKind.MISSING),
         ("sm_90", {"group_size": 64}, ReasonKind.MISSING),
         ("sm_90", {"out_dtype": "fp8_e4m3fnuz"}, ReasonKind.HARDWARE),
