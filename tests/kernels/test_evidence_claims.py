@@ -6,13 +6,14 @@ instruction of the claimed dtype. Whatever is not native says why.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 
 from hal_capability_db.loader import load_database
 from hal_kernels.aot.catalogue import CATALOGUE
-from hal_kernels.aot.evidence import Evidence, stored_evidence
+from hal_kernels.aot.evidence import Evidence, KernelEvidence, stored_evidence
 from hal_kernels.aot.explanations import find_explanation
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.targets import TARGETS
@@ -65,3 +66,22 @@ def test_what_is_not_native_is_explained() -> None:
         _told(k, v) for k, v in _cells() if v.tier != "native" and find_explanation(k, v) is None
     ]
     assert not unexplained, "\n".join(unexplained)
+
+
+def test_without_a_configuration_the_worst_variant_speaks() -> None:
+    """Whichever form a kernel is launched in, a plan promises no more than it is."""
+    native = Evidence(target="sm_90", dtype="bfloat16", config="a", tier="native", registers=8)
+    wide = dataclasses.replace(native, config="wide", shared_bytes=1 << 18)
+    spilled = dataclasses.replace(native, config="b", tier="spilled", spills=2)
+
+    def stored(*variants: Evidence) -> KernelEvidence:
+        return KernelEvidence(
+            kernel="k", op="gemm", target="sm_90", source_hash="1", triton="3.9", variants=variants
+        )
+
+    assert stored(wide, native).find("bfloat16") == wide
+    found = stored(native, spilled, wide)
+    assert found.find("bfloat16") == spilled
+    assert found.find("bfloat16", "a") == native
+    assert found.find("float16") is None
+    assert found.find("bfloat16", "c") is None

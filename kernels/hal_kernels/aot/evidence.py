@@ -93,16 +93,27 @@ class KernelEvidence:
     variants: tuple[Evidence, ...] = field(default=())
 
     def find(self, dtype: str, config: str = "") -> Evidence | None:
-        """The variant of that dtype, of that configuration if one is named, else the best."""
+        """The variant of that dtype and configuration. Where no configuration is named, the worst
+        of the dtype: whichever of them is launched, it is no worse than what is said."""
         found = [
             variant
             for variant in self.variants
             if variant.dtype == dtype and config in ("", variant.config)
         ]
-        return min(found, key=lambda v: (_ORDER.index(v.tier), v.spills), default=None)
+        return max(found, key=_badness, default=None)
 
 
 _ORDER: tuple[EvidenceTier, ...] = ("native", "spilled", "emulated", "scalar", "error")
+
+
+def _badness(variant: Evidence) -> tuple[int, int, int, int]:
+    """What makes one variant worse than another, the weightiest first."""
+    return (
+        _ORDER.index(variant.tier),
+        variant.spills,
+        variant.shared_bytes,
+        variant.registers,
+    )
 
 
 def tier_of(code: MachineCode, *, dtype: str, backend: str, uses_matrix_unit: bool) -> EvidenceTier:

@@ -15,4 +15,6 @@ def not_supported_reasons(
     request: EmbeddingRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """Empty if it serves."""
-    return evidence_reasons("embedding.gather", device, dtype=request.dtype, allowed=allowed)
+    return evidence_reasons(
+        "embedding.gather", device, dtype=request.dtype, config="h2048", allowed=allowed
+    )

@@ -21,4 +21,4 @@ def not_supported_reasons(
     if request.vocab_size > MAX_VOCABULARY:
         found = str(request.vocab_size)
         return [not_written(kernel, "vocab_size", f"at most {MAX_VOCABULARY}", found)]
-    return evidence_reasons(kernel, device, dtype="", allowed=allowed)
+    return evidence_reasons(kernel, device, dtype="", config="f32", allowed=allowed)
