@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,8 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.plan import PlannedOp
-from hal.reasons import ReasonKind
+from hal.reasons import Reason, ReasonKind
+from hal.selection import LostFastPath, Rejection
 from hal.tiers import Tier
 
 MODELS = ("deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4.1-flash", "glm-5")
@@ -46,7 +48,23 @@ def unexplained(op: PlannedOp) -> list[str]:
         # A better one that only lacks what can be had is a loss, and has to be told as one.
         if unmet and all(reason.kind.is_attainable for reason in unmet) and decision.lost is None:
             problems.append(f"{where}: {loser.name} could serve, and no loss is told")
+        elif unmet and is_owed(unmet) and not is_told(decision.lost, loser.name, unmet):
+            problems.append(f"{where}: {loser.name} is not written, and the row does not owe it")
     return problems
+
+
+def is_owed(unmet: Sequence[Reason]) -> bool:
+    """Whether a kernel that nobody wrote is all that is in the way: that explains nothing."""
+    attainable = all(reason.kind.is_attainable for reason in unmet)
+    return attainable and any(reason.kind is ReasonKind.MISSING for reason in unmet)
+
+
+def is_told(lost: LostFastPath | None, name: str, unmet: Sequence[Reason]) -> bool:
+    """Whether the loss of a row names a candidate, or one that the same is not written for."""
+    if lost is None:
+        return False
+    missing = {reason for reason in unmet if reason.kind is ReasonKind.MISSING}
+    return lost.better == name or missing <= set(lost.reasons)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -106,3 +124,17 @@ def test_an_op_without_a_reason_is_found() -> None:
     ):
         (problem, *_) = unexplained(dataclasses.replace(op, decision=changed))
         assert message in problem
+
+
+def test_a_kernel_that_nobody_wrote_is_no_reason_unless_the_row_owes_it() -> None:
+    found = plan("glm-5", profile("rtx-4090"), 8)
+    op = next(o for o in found.ops if o.decision.choice.tier is not Tier.NATIVE)
+    owed = Reason(what="kernel", required="one", found="none", kind=ReasonKind.MISSING)
+    other = dataclasses.replace(owed, kind=ReasonKind.SOFTWARE)
+    loser = Rejection(name="ours", tier=Tier.NATIVE, reasons=(owed,))
+    told = LostFastPath(better="ours", better_tier=Tier.NATIVE, reasons=(owed,))
+    untold = dataclasses.replace(told, better="theirs", reasons=(other,))
+    for lost, message in ((None, "no loss is told"), (untold, "does not owe it"), (told, "")):
+        decision = dataclasses.replace(op.decision, rejected=(loser,), lost=lost)
+        problems = unexplained(dataclasses.replace(op, decision=decision))
+        assert [message in problem for problem in problems] == [True] * bool(message)
