@@ -1,19 +1,31 @@
 """Stored evidence is what the compiler says: hashes of sources cannot show that a number was
-edited, or stored of other code. Compiling all takes hours, so each run draws some anew: the seeds
-are in the tests' names, and `HALSTACK_TEST_SEED`, which heads every run, draws the same again."""
+edited, or stored of other code. Compiling all takes hours, so each run draws some anew, of all and
+of what a change touches: the seeds are in the tests' names, and `HALSTACK_TEST_SEED`, which heads
+every run, draws the same again."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from changed_evidence import Change, NoHistory, sources_of
 from fresh_draws import fresh_seeds
-from hal_kernels.aot.catalogue import find_kernel
+from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
 from hal_kernels.aot.cli import differences
 from hal_kernels.aot.compiling import compile_kernel
-from hal_kernels.aot.evidence import Evidence, KernelEvidence, stored_evidence
+from hal_kernels.aot.evidence import (
+    STORE,
+    Evidence,
+    KernelEvidence,
+    stored_evidence,
+    write_evidence,
+)
 from hal_kernels.aot.targets import find_target
 from hal_kernels.aot.triton_versions import store_of
 from hal_kernels.tuning.store import triton_version
@@ -23,17 +35,21 @@ SEEDS = fresh_seeds(2, "evidence")  # of each back end; a drawn one takes 3 to 1
 
 def drawn(backend: str, seed: int) -> KernelEvidence:
     """One configuration of one kernel on one architecture of a back end, as it is stored."""
+    found = one_of(tuple(stored_evidence(store_of(triton_version()))), backend, seed)
+    assert found is not None
+    return found
+
+
+def one_of(stored: Sequence[KernelEvidence], backend: str, seed: int) -> KernelEvidence | None:
+    """A configuration of those on a back end; None where there is none."""
     chooser = random.Random(seed)
-    stored = chooser.choice(
-        [
-            found
-            for found in stored_evidence(store_of(triton_version()))
-            if find_target(found.target).backend == backend and found.variants
-        ]
-    )
-    config = chooser.choice(stored.variants).config
-    variants = tuple(variant for variant in stored.variants if variant.config == config)
-    return dataclasses.replace(stored, variants=variants)
+    some = [e for e in stored if e.variants and find_target(e.target).backend == backend]
+    if not some:
+        return None
+    chosen = chooser.choice(some)
+    config = chooser.choice(chosen.variants).config
+    variants = tuple(variant for variant in chosen.variants if variant.config == config)
+    return dataclasses.replace(chosen, variants=variants)
 
 
 def unlike(stored: KernelEvidence, found: KernelEvidence) -> str:
@@ -64,9 +80,33 @@ def _fields(
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_variant_that_is_drawn_compiles_to_what_is_stored(backend: str, seed: int) -> None:
-    stored = drawn(backend, seed)
+    check_compiles_so(drawn(backend, seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("backend", ["cuda", "hip"])
+def test_a_variant_that_a_change_touches_compiles_to_what_is_stored(
+    backend: str, seed: int
+) -> None:
+    store = store_of(triton_version())
+    try:
+        change = Change(Path(__file__).parent)
+    except NoHistory as error:
+        pytest.skip(f"no history to compare with: {error}")
+    stored = one_of(tuple(change.evidence(CATALOGUE, store)), backend, seed)
+    if stored is None:
+        pytest.skip(f"no machine code for {backend} changed since {change.base[:12]}")
+    check_compiles_so(stored)
+
+
+def check_compiles_so(stored: KernelEvidence) -> None:
+    """stored: the variants of one configuration, of which those that are listed are compared."""
     kernel, target = find_kernel(stored.kernel), find_target(stored.target)
     found = compile_kernel(kernel, target, only=stored.variants[0].config)
+    dtypes = {variant.dtype for variant in stored.variants}
+    found = dataclasses.replace(
+        found, variants=tuple(v for v in found.variants if v.dtype in dtypes)
+    )
     where = f"{stored.kernel} {stored.target} {stored.variants[0].config}"
     difference = unlike(stored, found)
     assert not difference, f"{where}: {difference}; run: hal kernels check --update"
@@ -91,3 +131,90 @@ def test_a_number_that_was_edited_is_seen(field: str) -> None:
     assert not unlike(stored, stored)
     assert field in unlike(other, stored) or differences(other, stored)
     assert unlike(other, dataclasses.replace(stored, triton="0.0")) == differences(other, stored)
+
+
+class Repository:
+    """A repository with the evidence of one kernel, committed twice."""
+
+    kernel = "embedding.gather"
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store = root, root / "evidence"
+        self.git("init", "--quiet", "--initial-branch", "main")
+        self.variants = tuple(
+            Evidence(target="sm_90", dtype=dtype, config="h2048", tier="native", registers=8)
+            for dtype in ("bfloat16", "float16")
+        )
+        for text in ("one", "two"):
+            (root / "other.txt").write_text(text)
+            self.write(*self.variants)
+            self.commit()
+
+    def git(self, *arguments: str) -> None:
+        who = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
+        subprocess.run(["git", "-C", str(self.root), *who, *arguments], check=True, timeout=60)
+
+    def write(self, *variants: Evidence) -> Path:
+        found = KernelEvidence(
+            kernel=self.kernel, op="embedding", target="sm_90", source_hash="0", triton="3.9",
+            variants=variants,
+        )  # fmt: skip
+        return write_evidence(found, self.store)
+
+    def commit(self) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--no-gpg-sign", "--message", "A change")
+
+    def changed(self) -> list[str]:
+        from hal_kernels.aot.evidence import read_evidence
+
+        read_evidence.cache_clear()
+        (found,) = [*Change(self.root).evidence(CATALOGUE, self.store)] or [None]
+        return [] if found is None else [variant.dtype for variant in found.variants]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def test_an_edited_variant_is_what_a_change_touches(repository: Repository) -> None:
+    assert repository.changed() == []
+    first, second = repository.variants
+    repository.write(first, dataclasses.replace(second, registers=9))
+    assert repository.changed() == ["float16"]  # in the working tree
+    repository.commit()
+    assert repository.changed() == ["float16"]  # in the last commit
+    (repository.root / "other.txt").write_text("three")
+    repository.commit()
+    assert repository.changed() == []
+
+
+def test_all_of_a_branch_is_compared_with_where_it_left_the_main_one(
+    repository: Repository,
+) -> None:
+    repository.git("checkout", "--quiet", "-b", "branch")
+    first, second = repository.variants
+    repository.write(dataclasses.replace(first, registers=7), second)
+    repository.commit()
+    (repository.root / "other.txt").write_text("three")
+    repository.commit()
+    assert repository.changed() == ["bfloat16"]
+
+
+def test_a_new_hash_alone_touches_every_variant(repository: Repository) -> None:
+    path = repository.write(*repository.variants)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"source_hash": "1"}))
+    assert repository.changed() == ["bfloat16", "float16"]
+
+
+def test_where_there_is_no_history_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoHistory, match="git"):
+        Change(tmp_path)
+
+
+def test_every_kernel_has_its_sources_in_the_repository() -> None:
+    for kernel in CATALOGUE.values():
+        sources = sources_of(kernel)
+        assert len(sources) == 1 + len(set(kernel.sources) - {kernel.module})
+        assert all(STORE.parent in path.parents for path in sources)
