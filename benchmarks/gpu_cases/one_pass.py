@@ -30,11 +30,11 @@ def makers() -> Iterator[CaseMaker]:
             kernels=("norm_quantize.rows",),
             make=lambda b, s=scale, g=group: norm_quantize_case(b, s, g),
         )
-    for name in _ROWS:
+    for name, style in (*((name, "interleaved") for name in _ROWS), ("fp8_132", "half_split")):
         yield CaseMaker(
-            name=f"norm, rotation and write of rows in {name}",
+            name=f"norm, rotation {style} and write of rows in {name}",
             kernels=("latent_kv_write.pass",),
-            make=lambda b, n=name: latent_case(b, n),
+            make=lambda b, n=name, s=style: latent_case(b, n, s),
         )
 
 
@@ -65,14 +65,14 @@ def _rows_of(result: Any, scale: str) -> torch.Tensor:
     return dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind=scale)
 
 
-def latent_case(bench: Bench, name: Any) -> Case:
+def latent_case(bench: Bench, name: Any, style: Any) -> Case:
     row_dim, norm_dim, head_dim = _ROWS[name]
     heads, rows, page = bench.size(16, 3), bench.size(4096, 5), 64
     form = KV_FORMATS[name]
     request = LatentKvWriteRequest(
         num_heads=heads, head_dim=head_dim, row_dim=row_dim, rotary_dim=64,
         q_rotary_start=head_dim - 64, row_rotary_start=row_dim - 64, norm_dim=norm_dim,
-        block_size=page, dtype="bfloat16", kv_format=name,
+        block_size=page, dtype="bfloat16", kv_format=name, style=style,
     )  # fmt: skip
     pages = -(-rows // page) + 1
     shape = (pages, form.page_bytes(page))
@@ -81,7 +81,7 @@ def latent_case(bench: Bench, name: Any) -> Case:
     positions = torch.randint(0, 512, (rows,), device=bench.device)
     slots = torch.randperm(pages * page, device=bench.device)[:rows]
     return reference_case(
-        f"norm, rotation and write of {rows} rows in {name}, {heads} query heads",
+        f"norm, rotation {style} and write of {rows} rows in {name}, {heads} query heads",
         request,
         latent_kv_write.bind,
         bench,

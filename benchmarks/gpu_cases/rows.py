@@ -48,11 +48,12 @@ def makers() -> Iterator[CaseMaker]:
             kernels=("rope.rotate",),
             make=lambda b, s=style: rope_case(b, s),
         )
-    yield CaseMaker(
-        name="norms, rotation and write in one pass",
-        kernels=("rope_kv_write.pass",),
-        make=rope_kv_write_case,
-    )
+    for style in ("half_split", "interleaved"):
+        yield CaseMaker(
+            name=f"norms, rotation {style} and write in one pass",
+            kernels=("rope_kv_write.pass",),
+            make=lambda b, s=style: rope_kv_write_case(b, s),
+        )
     yield CaseMaker(
         name="write of keys and values", kernels=("kv_write.dense",), make=dense_write_case
     )
@@ -179,11 +180,12 @@ def rope_case(bench: Bench, style: Any) -> Case:
     )
 
 
-def rope_kv_write_case(bench: Bench) -> Case:
+def rope_kv_write_case(bench: Bench, style: Any) -> Case:
     heads, kv_heads, dim, rows = bench.size(32, 3), bench.size(8, 2), 128, bench.size(4096, 5)
     request = RopeKvWriteRequest(
         num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, v_head_dim=dim, rotary_dim=dim,
         block_size=PAGE, dtype="bfloat16", kv_dtype="bfloat16", has_qk_norm=True,
+        style=style,
     )  # fmt: skip
     pages = -(-rows // PAGE) + 1
     slots = torch.randperm(pages * PAGE, device=bench.device)[:rows]
@@ -192,7 +194,7 @@ def rope_kv_write_case(bench: Bench) -> Case:
     positions = torch.randint(0, 512, (rows,), device=bench.device)
     weights = [(bench.randn(dim).abs() + 0.5).bfloat16() for _ in range(2)]
     return reference_case(
-        f"norms, rotation and write {rows}x{heads}+{kv_heads}x{dim}",
+        f"norms, rotation {style} and write {rows}x{heads}+{kv_heads}x{dim}",
         request,
         rope_kv_write.bind,
         bench,
