@@ -12,7 +12,12 @@ from hal.ops.kv_write import KvWriteRequest, check_scales
 from hal_kernels.kv_write.fp4_kernels import _kv_write_fp4_kernel
 from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
 from hal_kernels.kv_write.triton_kernels import _kv_write_kernel
-from hal_kernels.kv_write.triton_variants import dense_launch, fp4_constants, packed_constants
+from hal_kernels.kv_write.triton_variants import (
+    ROW_WARPS,
+    dense_launch,
+    fp4_constants,
+    packed_constants,
+)
 
 
 def bind(
@@ -90,8 +95,9 @@ def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]
         if tokens:
             parts, places = packed_places(form, request.block_size, cache)
             _kv_write_packed_kernel[(tokens,)](
-                rows, cache, *parts, slot_mapping, rows.stride(0), *places, **constants
-            )
+                rows, cache, *parts, slot_mapping, rows.stride(0), *places,
+                num_warps=ROW_WARPS, **constants,
+            )  # fmt: skip
 
     return kernel
 
@@ -104,7 +110,8 @@ def _bind_fp4(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
         tokens = slot_mapping.shape[0]
         if tokens:
             _kv_write_fp4_kernel[(tokens,)](
-                rows, cache, slot_mapping, rows.stride(0), cache.stride(0), scale_start, **constants
-            )
+                rows, cache, slot_mapping, rows.stride(0), cache.stride(0), scale_start,
+                num_warps=ROW_WARPS, **constants,
+            )  # fmt: skip
 
     return kernel

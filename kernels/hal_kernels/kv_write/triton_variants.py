@@ -15,6 +15,7 @@ PACKED_DTYPES = ("bfloat16",)  # of rows: packed formats are bfloat16 by definit
 _DENSE_WIDTHS = (1024, 4096)
 _BLOCK = 1024  # values of a program of dense rows
 _LOAD_BYTES = 16  # that a thread takes at once
+ROW_WARPS = 1  # of a program, which has one packed row
 NO_FP8 = ("sm_80", "gfx90a", "gfx1100")  # Triton does not convert to e4m3 there, or bit by bit
 
 
@@ -93,7 +94,7 @@ def _packed(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(strides, "i32"),
             divisible=frozenset({"stride_x", "stride_page", "stride_row"}),
             constants=packed_constants(KV_FORMATS[name], 64),
-            num_warps=1,
+            num_warps=ROW_WARPS,
         )
         for dtype in PACKED_DTYPES
         for name in ("fp8_656", "v4_584", "v41_528", "fp8_132")
@@ -119,7 +120,7 @@ def _fp4(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(("stride_x", "stride_page", "scale_start"), "i32"),
             divisible=frozenset({"stride_x", "stride_page", "scale_start"}),
             constants=fp4_constants(KV_FORMATS[name], 64),
-            num_warps=1,
+            num_warps=ROW_WARPS,
         )
         for dtype in PACKED_DTYPES
         for name in ("fp4_68", "fp4_288")
