@@ -119,6 +119,28 @@ def test_gated_activation(dtype: str, fields: dict[str, Any], width: int) -> Non
     assert kernel(x[:0]).shape == (0, width)
 
 
+@DTYPES
+@pytest.mark.parametrize("fields", [{}, {"clamp": 7.0}, {"activation": "gelu_tanh"}])
+def test_gated_activation_of_magnitudes(dtype: str, fields: dict[str, Any]) -> None:
+    """Rows of zeros, and of 1e-4 to 1e4 (1e2 in float16, which the product has to fit): gates whose
+    exponential is zero or more than float32 holds."""
+    width, torch_dtype = 70, getattr(torch, dtype)
+    request = GatedActivationRequest(width=width, dtype=dtype, **fields)
+    sizes = torch.cat((torch.zeros(1), torch.logspace(-4, 2 if dtype == "float16" else 4, 6)))
+    x = (torch.randn(7, 2 * width).clamp(-2.5, 2.5) * sizes[:, None]).to(torch_dtype)
+    found = triton_activation.bind(request, gpu("sm_90"))(x)
+    exact = exact_activation(request)(x.double())
+    assert found.isfinite().all()
+    assert not found[0].any()
+    gate, up = x.double().abs().split(width, dim=1)
+    if "clamp" in fields:
+        up = up.clamp(max=7.0)
+    # By the size of the product, where the exponential takes nearly all; a float16 below 2**-14
+    # has fewer bits.
+    floor = 1e-6 * up * gate.clamp(min=1e-9) + (2.0**-25 if dtype == "float16" else 0.0)
+    assert ((found.double() - exact).abs() <= ROUNDING[dtype] * exact.abs() + floor).all()
+
+
 def test_a_clamp_keeps_what_is_not_a_number() -> None:
     width = 70
     request = GatedActivationRequest(width=width, dtype="bfloat16", clamp=1.5)
