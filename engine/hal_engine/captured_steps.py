@@ -3,6 +3,10 @@
 A capture holds for a number of sequences and for contexts up to a length (a power of two): all that
 a replay reads is written into the same tensors. A step that is watched by an audit runs call by
 call, since a replay shows no calls.
+
+An implementation that says it is safe to capture, and is not, may look so while it is captured:
+what it read then stays as it was in every replay. So before the first request one replay of each
+range of sizes, on other tokens, positions and blocks, is held against the same step, called.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from hal.binding import BoundOps, RecordedCalls
+from hal.errors import CaptureError
 from hal.hookspecs import CapturedStep, CapturingRuntime
 from hal.ops.attention import AttentionMetadata
 from hal.ops.request import TokenRange
@@ -24,6 +29,11 @@ Forward = Callable[[StepInputs], torch.Tensor]
 
 # Contexts up to this length share a capture; then up to twice, four times, …
 _LEAST_CONTEXT = 128
+
+# How far logits of a replay may be from those of the step that is called, as a share of the
+# largest one and as roundings of their dtype: a device may add in another order. What a replay
+# wrongly keeps makes a difference as large as they are.
+_REPLAY_TOLERANCE, _REPLAY_ROUNDINGS = 1e-3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +96,49 @@ class CapturedSteps:
         return kept.step.output
 
     def rehearse(self, num_blocks: int, max_model_len: int) -> None:
-        """Captures a step of each range of sizes, largest first, on blocks that nobody uses yet.
-        Raises as `run`."""
-        positions = min(self._inputs.block_size, max_model_len)
+        """Captures a step of each range of sizes, largest first, on blocks that nobody uses yet,
+        and verifies a replay of it. Raises as `run`, and where a replay computes something else."""
+        positions = min(self._inputs.block_size, max_model_len, _LEAST_CONTEXT)
         for part in reversed(self._ranges):
             count = min(part.high, num_blocks * positions)
             if count in self._sizes and self._ops.is_replayable:
-                sequences = [
-                    ScheduledSequence(i, [0], i % positions, [i // positions], "last")
-                    for i in range(count)
-                ]
-                self.run(Batch(decode=sequences))
+                # From the end, in other blocks if there are any.
+                most = min(2 * count + positions, num_blocks * positions)
+                places = range(count), range(most - 1, most - 1 - count, -1)
+                first, other = (
+                    [
+                        ScheduledSequence(
+                            i, [token], place % positions, [place // positions], "last"
+                        )
+                        for i, place in enumerate(sequences)
+                    ]
+                    for token, sequences in enumerate(places)
+                )
+                self.run(Batch(decode=first))
+                self._verify(other)
+
+    def _verify(self, sequences: Sequence[ScheduledSequence]) -> None:
+        """Holds a replay of the step that was just captured against the step that is called."""
+        key = len(sequences), self._inputs.write(sequences), torch.get_num_threads()
+        kept = self._kept[key]
+        kept.calls.repeat()
+        kept.step.replay()
+        replayed = kept.step.output.clone()
+        # It reads what the replay wrote into the caches, and writes the same once more.
+        called = self._forward(self._inputs.step(key[0], key[1]))
+        share = max(_REPLAY_TOLERANCE, _REPLAY_ROUNDINGS * torch.finfo(called.dtype).eps)
+        largest = float(called.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        is_close = torch.isclose(replayed, called, rtol=0.0, atol=share * largest, equal_nan=True)
+        if not bool(is_close.all()):
+            raise CaptureError(
+                f"replay of a captured step of {key[0]} sequences",
+                f"the logits of the same step, called, within {share:g} of the largest "
+                f"({largest:.3g})",
+                f"{int((~is_close).sum())} of {is_close.numel()} logits that differ by up to "
+                f"{float((replayed - called).abs().max()):.3g}",
+                "an implementation whose is_graph_safe says more than it keeps read a value while "
+                "the step was captured: set engine.capture_steps to off, and report it",
+            )
 
     def _capture(self, key: tuple[int, int, int]) -> _Kept:
         step = self._inputs.step(key[0], key[1])

@@ -52,6 +52,9 @@ class LocalRunner:
             (zeroed_host_memory(shape, dtype), zeroed_host_memory(shape, dtype))
             for _ in range(config.num_layers)
         ]
+        # Not a method: what the captures hold must not hold the runner that holds them.
+        caches = self._caches
+        self._forward = lambda step: decoder.forward(step, caches)
         self._captured: CapturedSteps | None = None
         if captured and isinstance(runtime, CapturingRuntime):
             self._captured = CapturedSteps(
@@ -105,9 +108,6 @@ class LocalRunner:
     def num_replays(self) -> int:
         """See `ModelRunner.num_replays`."""
         return 0 if self._captured is None else self._captured.num_replays
-
-    def _forward(self, step: StepInputs) -> torch.Tensor:
-        return self._decoder.forward(step, self._caches)
 
     def embed(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RequestRefusedError(
