@@ -42,7 +42,9 @@ def print_kernels(plan: Plan, console: Console) -> None:
         box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left",
         title="Compiled kernels, what their machine code proves, and their configurations",
     )  # fmt: skip
-    table.add_column("kernel", overflow="fold")
+    # A name is one word, so that it can be searched for; what stands behind it may fold.
+    longest = max(len(row.use.kernel) for row in rows)
+    table.add_column("kernel", overflow="fold", min_width=longest)
     table.add_column("machine code", overflow="fold")
     table.add_column("configuration", overflow="fold")
     for row in rows:

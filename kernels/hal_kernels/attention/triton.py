@@ -15,9 +15,14 @@ from hal_kernels.attention.triton_kernels import (
     _attention_merge_kernel,
     _attention_prefill_kernel,
 )
-from hal_kernels.attention.triton_limits import form_of_request
+from hal_kernels.attention.triton_limits import form_of_request, rows_of
 from hal_kernels.attention.triton_tuning import shape_of
-from hal_kernels.attention.triton_variants import SPLIT_KEYS, decode_tiles, tiles_of_form
+from hal_kernels.attention.triton_variants import (
+    MERGE_WARPS,
+    SPLIT_KEYS,
+    decode_tiles,
+    tiles_of_form,
+)
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.tuning.store import tuned_rows
 
@@ -94,11 +99,12 @@ def _bind_decode(
     sinks: torch.Tensor | None,
 ) -> Attention:
     default, tuned = (
-        decode_tiles(target_of(device), max(shared["BLOCK_D"], shared["BLOCK_DV"])),
+        decode_tiles(
+            target_of(device), max(shared["BLOCK_D"], shared["BLOCK_DV"]), rows_of(request)
+        ),
         tuned_rows(shape_of(request, device), device),
     )
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
-    block_h = max(16, triton.next_power_of_2(shared["GROUP"]))
 
     def kernel(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, meta: AttentionMetadata
@@ -118,13 +124,13 @@ def _bind_decode(
             meta.query_start_loc, meta.seq_lens, meta.block_table,
             scale, heads, splits, q.stride(0), meta.block_table.stride(0),
             *_strides(k_cache, v_cache),
-            BLOCK_H=block_h, SPLIT=SPLIT_KEYS, **shared, **tiles,
+            BLOCK_H=rows_of(request), SPLIT=SPLIT_KEYS, **shared, **tiles,
         )  # fmt: skip
         _attention_merge_kernel[(heads, sequences)](
             part, peak, total, out, q if sinks is None else sinks, meta.query_start_loc,
             heads, splits, out.stride(0),
             V_HEAD_DIM=request.v_head_dim, BLOCK_DV=shared["BLOCK_DV"],
-            HAS_SINKS=sinks is not None,
+            HAS_SINKS=sinks is not None, num_warps=MERGE_WARPS,
         )  # fmt: skip
         return out
 

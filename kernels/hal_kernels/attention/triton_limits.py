@@ -9,11 +9,17 @@ from hal.ops.attention import AttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.attention.triton_variants import form_of
+from hal_kernels.attention.triton_variants import (
+    DECODE_ROWS,
+    decode_config,
+    decode_rows,
+    form_of,
+    group_rows,
+    padded_head,
+)
 
 MAX_HEAD_DIM = 256
 _DTYPES = ("bfloat16", "float16")
-_MOST_GROUP = 16  # query heads of a cached head: what the evidence of a decode is of
 
 
 def not_supported_reasons(
@@ -22,40 +28,65 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if a kernel serves whose machine code is of an allowed tier."""
-    kernel = "attention.decode" if request.phase == "decode" else "attention.prefill"
+    """Empty if a kernel serves whose machine code is of an allowed tier and, of a decode, that of
+    the kernel which merges its splits is native."""
+    reasons = attending_reasons(request, device, allowed=allowed)
+    if request.phase != "decode" or misfit_of(request):
+        return reasons
+    size = padded_head(max(request.head_dim, request.v_head_dim))
+    config = f"d{size}-sinks" if request.has_sinks else f"d{size}"
+    return [*reasons, *evidence_reasons("attention.merge", device, dtype="", config=config)]
+
+
+def attending_reasons(
+    request: AttentionRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
+) -> Sequence[Reason]:
+    """As `not_supported_reasons`, of the kernel that attends alone."""
+    misfit = misfit_of(request)
+    if misfit:
+        return [misfit]
+    size, form = padded_head(max(request.head_dim, request.v_head_dim)), form_of_request(request)
+    config = f"d{size}-{form}"
+    if request.phase == "decode":
+        config = decode_config(size, form, rows_of(request))
+    return evidence_reasons(
+        kernel_of(request), device, dtype=request.dtype, config=config, allowed=allowed
+    )
+
+
+def kernel_of(request: AttentionRequest) -> str:
+    """The kernel that attends, by its name in the catalogue."""
+    return "attention.decode" if request.phase == "decode" else "attention.prefill"
+
+
+def misfit_of(request: AttentionRequest) -> Reason | None:
+    """What of a request is in no compiled form."""
+    kernel = kernel_of(request)
     if request.dtype not in _DTYPES:
-        return [not_written(kernel, "dtype", " or ".join(_DTYPES), request.dtype)]
+        return not_written(kernel, "dtype", " or ".join(_DTYPES), request.dtype)
     if request.kv_dtype != request.dtype:
-        return [not_written(kernel, "kv_dtype", request.dtype, request.kv_dtype)]
+        return not_written(kernel, "kv_dtype", request.dtype, request.kv_dtype)
     widest = max(request.head_dim, request.v_head_dim)
     if widest > MAX_HEAD_DIM:
-        return [
-            Reason(
-                what="head_dim",
-                required=f"at most {MAX_HEAD_DIM}",
-                found=str(widest),
-                kind=ReasonKind.ARGUMENT,
-            )
-        ]
+        return _argument("head_dim", f"at most {MAX_HEAD_DIM}", widest)
+    if request.phase != "decode":
+        return None
+    most, why = decode_rows(widest)[-1], "in a decode, which are what its programs hold"
+    if form_of_request(request) != "plain":
+        most, why = DECODE_ROWS[0], "in a decode with a window, sinks or a soft cap"
     group = request.num_heads // request.num_kv_heads
-    if request.phase == "decode" and group > _MOST_GROUP:
-        return [
-            Reason(
-                what="query heads of a KV head",
-                required=f"at most {_MOST_GROUP} in a decode, which are what its programs hold",
-                found=str(group),
-                kind=ReasonKind.ARGUMENT,
-            )
-        ]
-    size = next(size for size in (64, 128, 256) if widest <= size)
-    return evidence_reasons(
-        kernel,
-        device,
-        dtype=request.dtype,
-        config=f"d{size}-{form_of_request(request)}",
-        allowed=allowed,
-    )
+    if group > most:
+        return _argument("query heads of a KV head", f"at most {most} {why}", group)
+    return None
+
+
+def _argument(what: str, required: str, found: int) -> Reason:
+    return Reason(what=what, required=required, found=str(found), kind=ReasonKind.ARGUMENT)
+
+
+def rows_of(request: AttentionRequest) -> int:
+    """Rows of a tile of a decode: the query heads of a cached head, padded."""
+    return group_rows(request.num_heads // request.num_kv_heads)
 
 
 def form_of_request(request: AttentionRequest) -> str:

@@ -6,18 +6,20 @@ configuration stays: for a prefill its queries are the last of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
-from hal_kernels.attention.triton_limits import MAX_HEAD_DIM, form_of_request
+from hal_kernels.attention.triton_limits import form_of_request, kernel_of, misfit_of
 from hal_kernels.attention.triton_variants import (
     FORMS,
     SPLIT_KEYS,
+    decode_config,
     decode_tiles,
+    group_rows,
     tiles_of_form,
 )
 from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
@@ -34,16 +36,15 @@ _FORMS = tuple(FORMS)
 def shape_of(request: AttentionRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for what no kernel
     serves."""
-    width = max(request.head_dim, request.v_head_dim)
-    if width > MAX_HEAD_DIM or request.kv_dtype != request.dtype:
+    if misfit_of(request):
         return None
-    kernel = "attention.decode" if request.phase == "decode" else "attention.prefill"
     sizes = {
         "group": request.num_heads // request.num_kv_heads,
-        "head_dim": width,
+        "head_dim": max(request.head_dim, request.v_head_dim),
         "kv_heads": request.num_kv_heads,
     }
-    return kernel, shape_class(request.dtype, form_of_request(request), request.tokens.high, sizes)
+    form = form_of_request(request)
+    return kernel_of(request), shape_class(request.dtype, form, request.tokens.high, sizes)
 
 
 def _block(shape: ShapeClass) -> int:
@@ -54,10 +55,18 @@ def _has_window(shape: ShapeClass) -> bool:
     return bool(FORMS[shape.form]["WINDOW"])
 
 
-def _default(tiles: Any) -> Any:
+def _prefill_config(head_dim: int, shape: ShapeClass) -> str:
+    return f"d{head_dim}-{shape.form}"
+
+
+def _decode_config(head_dim: int, shape: ShapeClass) -> str:
+    return decode_config(head_dim, shape.form, group_rows(shape.size("group")))
+
+
+def _default(tiles: Any, name: Callable[[int, ShapeClass], str]) -> Any:
     def default(target: Target, shape: ShapeClass) -> Default:
         found = tiles(target, shape)
-        return Default(config=f"d{_block(shape)}-{shape.form}", configuration=found)
+        return Default(config=name(_block(shape), shape), configuration=found)
 
     return default
 
@@ -67,7 +76,7 @@ def _prefill_tiles(target: Target, shape: ShapeClass) -> dict[str, int]:
 
 
 def _decode_tiles(target: Target, shape: ShapeClass) -> dict[str, int]:
-    return decode_tiles(target, _block(shape))
+    return decode_tiles(target, _block(shape), group_rows(shape.size("group")))
 
 
 def _prefill_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
@@ -121,7 +130,7 @@ def _decode_footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Fo
     splits = -(-keys // SPLIT_KEYS)
     programs = splits * kv_heads * shape.rows
     steps = -(-min(keys, SPLIT_KEYS) // n)
-    rows = max(16, 1 << (group - 1).bit_length())
+    rows = group_rows(group)
     parts = 8.0 * shape.rows * group * kv_heads * splits * wide
     return Footprint(
         programs=programs,
@@ -182,12 +191,12 @@ def _dtypes(target: Target) -> Sequence[str]:
 TUNABLE = (
     TunableKernel(
         kernel="attention.prefill", module="hal_kernels.attention.triton", size_names=_SIZES,
-        forms=_FORMS, dtypes=_dtypes, default=_default(_prefill_tiles), space=_prefill_space,
-        footprint=_prefill_footprint, call=_call("prefill"),
+        forms=_FORMS, dtypes=_dtypes, default=_default(_prefill_tiles, _prefill_config),
+        space=_prefill_space, footprint=_prefill_footprint, call=_call("prefill"),
     ),
     TunableKernel(
         kernel="attention.decode", module="hal_kernels.attention.triton", size_names=_SIZES,
-        forms=_FORMS, dtypes=_dtypes, default=_default(_decode_tiles), space=_decode_space,
-        footprint=_decode_footprint, call=_call("decode"),
+        forms=_FORMS, dtypes=_dtypes, default=_default(_decode_tiles, _decode_config),
+        space=_decode_space, footprint=_decode_footprint, call=_call("decode"),
     ),
 )  # fmt: skip

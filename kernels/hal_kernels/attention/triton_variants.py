@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 _MODULE = "hal_kernels.attention.triton_kernels"
 SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
 _HEAD_DIMS = (64, 128, 256)
+MERGE_WARPS = 1  # of a head's values, split by split
+DECODE_ROWS = (16,)  # query heads of a cached head, padded: a tile of a decode
 _CACHE_STRIDES = tuple(
     f"stride_{cache}_{axis}" for cache in "kv" for axis in ("page", "row", "head")
 )
@@ -47,16 +50,34 @@ def prefill_tiles(target: Target, head_dim: int, *, has_window: bool) -> dict[st
     return {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
 
 
-def decode_tiles(target: Target, head_dim: int) -> dict[str, int]:
+def padded_head(head_dim: int) -> int:
+    """The compiled head size that holds so many values. Raises StopIteration beyond the largest."""
+    return next(size for size in _HEAD_DIMS if head_dim <= size)
+
+
+def decode_rows(head_dim: int) -> tuple[int, ...]:
+    """Rows that a decode is compiled for: the sums of 128 heads of 256 values fit no registers."""
+    return tuple(rows for rows in DECODE_ROWS if head_dim <= 128 or rows <= 64)
+
+
+def group_rows(group: int) -> int:
+    """Rows of a tile for so many query heads of a cached head: what a matrix instruction takes at
+    least, or the next power of two."""
+    return max(DECODE_ROWS[0], 1 << (group - 1).bit_length())
+
+
+def decode_tiles(target: Target, head_dim: int, rows: int = 16) -> dict[str, int]:
     """As `prefill_tiles`; a decode reads keys once, so more loads are kept in flight: 32 keys of
     128 values as many bytes as 64, by nearly twice the warps of fewer registers each. Where shared
-    memory is what limits the blocks, half as many keys let nearly twice the warps in."""
+    memory is what limits the blocks, half as many keys let nearly twice the warps in. rows: of
+    `group_rows`; the sums of many are shared out among eight warps."""
     keys = 64 if head_dim <= 64 else 32
     is_rdna = target.backend == "hip" and target.warp_size == 32
     if is_rdna or target.arch in _SMALL_SHARED:
         keys //= 2
     stages = 1 if target.backend == "hip" else 3
-    return {"BLOCK_N": keys, "num_warps": 4, "num_stages": stages}
+    warps = 4 if rows <= DECODE_ROWS[0] else 8
+    return {"BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
 
 
 def _shared(dtype: str, head_dim: int, pointers: Sequence[str]) -> dict[str, Any]:
@@ -133,52 +154,62 @@ def _prefill(target: Target) -> Sequence[KernelVariant]:
     return variants
 
 
+def decode_config(head_dim: int, form: str, rows: int) -> str:
+    """The name of a decode's variant. Of more than 16 rows the plain form alone is compiled: models
+    with so many query heads of a cached head have no other."""
+    return f"d{head_dim}-{form}" + (f"-h{rows}" if rows > DECODE_ROWS[0] else "")
+
+
 def _decode(target: Target) -> Sequence[KernelVariant]:
     variants = []
-    for dtype in ("bfloat16", "float16"):
-        for head_dim in _HEAD_DIMS:
-            tiles = decode_tiles(target, head_dim)
-            warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
-            for form, flags in FORMS.items():
-                common = _shared(dtype, head_dim, ("q_TD_ptr", "k_NPKD_ptr", "v_NPKD_ptr"))
-                common["pointers"] |= dict.fromkeys(
-                    ("part_BHSD_ptr", "peak_BHS_ptr", "total_BHS_ptr"), "float32"
-                )
-                common["divisible"] -= {"stride_out"}
-                variants.append(
-                    KernelVariant(
-                        dtype=dtype,
-                        config=f"d{head_dim}-{form}",
-                        scalars={
-                            "scale": "fp32",
-                            **dict.fromkeys(
-                                (
-                                    "num_heads",
-                                    "num_splits",
-                                    "stride_q",
-                                    "stride_table",
-                                    *_CACHE_STRIDES,
-                                ),
-                                "i32",
+    for dtype, head_dim, rows in itertools.product(
+        ("bfloat16", "float16"), _HEAD_DIMS, DECODE_ROWS
+    ):
+        if rows not in decode_rows(head_dim):
+            continue
+        forms = FORMS if rows == DECODE_ROWS[0] else {"plain": FORMS["plain"]}
+        tiles = decode_tiles(target, head_dim, rows)
+        warps, stages = tiles.pop("num_warps"), tiles.pop("num_stages")
+        for form, flags in forms.items():
+            common = _shared(dtype, head_dim, ("q_TD_ptr", "k_NPKD_ptr", "v_NPKD_ptr"))
+            common["pointers"] |= dict.fromkeys(
+                ("part_BHSD_ptr", "peak_BHS_ptr", "total_BHS_ptr"), "float32"
+            )
+            common["divisible"] -= {"stride_out"}
+            variants.append(
+                KernelVariant(
+                    dtype=dtype,
+                    config=decode_config(head_dim, form, rows),
+                    scalars={
+                        "scale": "fp32",
+                        **dict.fromkeys(
+                            (
+                                "num_heads",
+                                "num_splits",
+                                "stride_q",
+                                "stride_table",
+                                *_CACHE_STRIDES,
                             ),
-                        },
-                        constants={
-                            "GROUP": 4,
-                            "BLOCK_H": 16,
-                            "HEAD_DIM": head_dim,
-                            "V_HEAD_DIM": head_dim,
-                            "BLOCK_D": head_dim,
-                            "BLOCK_DV": head_dim,
-                            "SPLIT": SPLIT_KEYS,
-                            "PAGE": 16,
-                            **tiles,
-                            **{k: v for k, v in flags.items() if k != "HAS_SINKS"},
-                        },
-                        num_warps=warps,
-                        num_stages=stages,
-                        **common,
-                    )
+                            "i32",
+                        ),
+                    },
+                    constants={
+                        "GROUP": 4 if rows == DECODE_ROWS[0] else rows * 3 // 4,
+                        "BLOCK_H": rows,
+                        "HEAD_DIM": head_dim,
+                        "V_HEAD_DIM": head_dim,
+                        "BLOCK_D": head_dim,
+                        "BLOCK_DV": head_dim,
+                        "SPLIT": SPLIT_KEYS,
+                        "PAGE": 16,
+                        **tiles,
+                        **{k: v for k, v in flags.items() if k != "HAS_SINKS"},
+                    },
+                    num_warps=warps,
+                    num_stages=stages,
+                    **common,
                 )
+            )
     return variants
 
 
@@ -198,7 +229,7 @@ def _merge(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(("num_heads", "num_splits", "stride_out"), "i32"),
             divisible=frozenset({"stride_out"}),
             constants={"V_HEAD_DIM": head_dim, "BLOCK_DV": head_dim, "HAS_SINKS": has_sinks},
-            num_warps=1,
+            num_warps=MERGE_WARPS,
         )
         for head_dim in _HEAD_DIMS
         for has_sinks in (False, True)

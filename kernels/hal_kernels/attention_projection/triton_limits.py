@@ -10,6 +10,7 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
 from hal_kernels.attention import triton_limits as attention_limits
+from hal_kernels.attention.triton_variants import DECODE_ROWS
 
 MAX_ROWS = 16  # one tile of rows
 _HEAD_SIZES = (64, 128, 256)
@@ -26,7 +27,7 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if the kernels serve whose machine code is of an allowed tier: the attention's own by
-    splits of the keys, and the one that merges and multiplies."""
+    splits of the keys, the one that merges and multiplies, and the sum of parts."""
     if request.phase != "decode":
         return [not_written("attention_projection", "phase", "decode", request.phase)]
     if request.tokens.high > MAX_ROWS:
@@ -38,18 +39,28 @@ def not_supported_reasons(
                 kind=ReasonKind.ARGUMENT,
             )
         ]
-    reasons = attention_limits.not_supported_reasons(request.attention, device, allowed=allowed)
+    group = request.num_heads // request.num_kv_heads
+    if group > DECODE_ROWS[0]:
+        return [
+            Reason(
+                what="query heads of a KV head",
+                required=f"at most {DECODE_ROWS[0]}: one pass holds no more; attention alone does",
+                found=str(group),
+                kind=ReasonKind.ARGUMENT,
+            )
+        ]
+    reasons = attention_limits.attending_reasons(request.attention, device, allowed=allowed)
     if reasons:
         return reasons
+    needed = [("merge", request.dtype, f"d{_size_of(request)}-{form}") for form in ("one", "many")]
+    needed += [("sum", "", "residual")]
+    if has_one_pass(request, device):  # used where it is native, and not asked for elsewhere
+        needed += [("one_pass", request.dtype, _one_pass_config(request))]
     return [
         reason
-        for form in ("one", "many")
+        for kernel, dtype, config in needed
         for reason in evidence_reasons(
-            "attention_projection.merge",
-            device,
-            dtype=request.dtype,
-            config=f"d{_size_of(request)}-{form}",
-            allowed=allowed,
+            f"attention_projection.{kernel}", device, dtype=dtype, config=config, allowed=allowed
         )
     ]
 
@@ -59,10 +70,13 @@ def has_one_pass(request: AttentionProjectionRequest, device: DeviceSpec) -> boo
     is it for capped scores with a window or sinks: it is not compiled for both."""
     if request.softcap and (request.window or request.has_sinks):
         return False
+    config = _one_pass_config(request)
+    found = evidence_of("attention_projection.one_pass", device, request.dtype, config)
+    return found is not None and found.tier == "native"
+
+
+def _one_pass_config(request: AttentionProjectionRequest) -> str:
     form = "softcap" if request.softcap else "plain"
     if request.window or request.has_sinks:
         form = "window-sinks"
-    found = evidence_of(
-        "attention_projection.one_pass", device, request.dtype, f"d{_size_of(request)}-{form}"
-    )
-    return found is not None and found.tier == "native"
+    return f"d{_size_of(request)}-{form}"

@@ -17,7 +17,7 @@ from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.packed_tiles import packed_tiles
 from hal_kernels.mla_attention.shared_rows import _merge_splits_kernel
-from hal_kernels.mla_attention.triton_variants import chunks, tiles
+from hal_kernels.mla_attention.triton_variants import chunks, merge_warps, tiles
 from hal_kernels.tuning.key_tiles import STEPS, chosen
 from hal_kernels.tuning.store import tuned_rows
 
@@ -64,6 +64,7 @@ def bind(
         "WIDTH": dim,
         "BLOCK_L": max(16, triton.next_power_of_2(dim)),
         "HAS_SINKS": sinks is not None,
+        "num_warps": merge_warps(target),
     }
 
     def kernel(

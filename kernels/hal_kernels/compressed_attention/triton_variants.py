@@ -11,6 +11,9 @@ from hal_kernels.mla_attention.triton_variants import PACKED_ROWS, SHARED_ROWS, 
 
 V41_MAIN = ("v41_528", "fp4_288")  # rows of entries beside a window in v41_528
 SPLIT_ENTRIES = 512  # compressed entries of one split of a decode
+MERGE = (
+    "l512-sinks"  # what merges the splits of a decode, compiled with sinks, which stand for none
+)
 HEADS_TOGETHER = 16  # that share a program, however many there are: 512 sums of each are kept
 
 
@@ -133,7 +136,7 @@ def _v41(target: Target) -> Sequence[KernelVariant]:
 
 
 def _merge(target: Target) -> Sequence[KernelVariant]:
-    return (merge_variant("l512-sinks", width=512, has_sinks=True),)
+    return (merge_variant(target, MERGE, width=512, has_sinks=True),)
 
 
 KERNELS = (

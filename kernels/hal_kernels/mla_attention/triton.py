@@ -21,6 +21,7 @@ from hal_kernels.mla_attention.triton_variants import (
     chunks,
     count_splits,
     is_wide,
+    merge_warps,
     tiles,
     wide_tiles,
 )
@@ -42,7 +43,10 @@ def bind(
         attend, options = _mla_attention_wide_kernel, wide_tiles(request.kv_format)
     else:
         attend = _mla_attention_kernel
-        options = tiles(target_of(device), request.kv_format, request.num_heads)
+        options = tiles(
+            target_of(device), request.kv_format, request.num_heads,
+            is_listed_prompt=request.phase != "decode" and request.top_k > 0,
+        )  # fmt: skip
     constants = {
         "HEADS": request.num_heads,
         "RANK": request.kv_lora_rank,
@@ -61,7 +65,12 @@ def bind(
     default, tuned = chosen(options), tuned_rows(shape_of(request, device), device)
     heads, rank = request.num_heads, request.kv_lora_rank
     units = compute_units(device)
-    merge = {"WIDTH": rank, "BLOCK_L": max(16, triton.next_power_of_2(rank)), "HAS_SINKS": False}
+    merge = {
+        "WIDTH": rank,
+        "BLOCK_L": max(16, triton.next_power_of_2(rank)),
+        "HAS_SINKS": False,
+        "num_warps": merge_warps(target_of(device)),
+    }
 
     def kernel(
         q: torch.Tensor,

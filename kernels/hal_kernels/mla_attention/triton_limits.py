@@ -10,7 +10,7 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons
 from hal_kernels.mla_attention.row_dtypes import dtype_reasons
-from hal_kernels.mla_attention.triton_variants import config_of, is_wide
+from hal_kernels.mla_attention.triton_variants import MERGE, config_of, is_wide
 
 _KERNEL = "mla_attention.paged"
 _WIDEST = 512, 64  # latent and rotary values of a row: what the stored machine code holds
@@ -22,7 +22,8 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if the kernel serves and its machine code is of an allowed tier."""
+    """Empty if the kernel serves, its machine code is of an allowed tier and, of a decode, that of
+    the kernel which merges its splits is native."""
     misfit = dtype_reasons(_KERNEL, request.dtype, {request.kv_format})
     if misfit:
         return misfit
@@ -43,10 +44,13 @@ def not_supported_reasons(
         phase="decode" if request.phase == "decode" else "prefill",
         heads=16 if is_of_64 else request.num_heads,
     )
-    return evidence_reasons(
+    attends = evidence_reasons(
         "mla_attention.wide" if is_of_64 else _KERNEL,
         device,
         dtype=request.dtype,
         config=config,
         allowed=allowed,
     )
+    if request.phase != "decode":
+        return attends
+    return attends + evidence_reasons("mla_attention.merge", device, dtype="", config=MERGE)

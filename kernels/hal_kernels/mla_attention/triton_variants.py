@@ -14,6 +14,7 @@ _MODULE = "hal_kernels.mla_attention.triton_kernels"
 SHARED_ROWS = "hal_kernels.mla_attention.shared_rows"
 PACKED_ROWS = "hal_kernels.kv_write.packed_rows"
 SPLIT_KEYS = 512  # least keys of one split of a decode: what its programs share out
+MERGE = "l512"  # what merges the splits of a decode, compiled
 _UNKNOWN_UNITS = 128  # multiprocessors where nobody says how many there are
 
 
@@ -31,9 +32,11 @@ def block_heads(kv_format: str, heads: int) -> int:
     return 32 if kv_format in PLAIN_FORMATS and heads > 16 else 16
 
 
-def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
+def tiles(
+    target: Target, kv_format: str, heads: int, *, is_listed_prompt: bool = False
+) -> dict[str, Any]:
     """Tile sizes and launch options of a kernel of so many heads, chosen so that nothing spills:
-    see the evidence."""
+    see the evidence. is_listed_prompt: of a prompt whose queries attend to lists."""
     is_packed, rows = kv_format not in PLAIN_FORMATS, block_heads(kv_format, heads)
     if target.backend == "hip":
         is_cdna = target.warp_size == 64
@@ -41,13 +44,16 @@ def tiles(target: Target, kv_format: str, heads: int) -> dict[str, Any]:
         # beside them, and packed rows are unpacked once for both products, or registers spill.
         is_rdna3 = target.arch.startswith("gfx11")
         chunk = 64 if is_rdna3 and kv_format != "v4_584" else 128
+        # With the list of a prompt's query beside, 16 heads fit there by four warps only.
+        is_few = kv_format == "fp16" and rows == 16 and is_listed_prompt
+        is_halved = target.arch == "gfx1100" and is_few
         return {
             "BLOCK_H": rows,
             "CHUNK": 512 if is_cdna and not is_packed else chunk,
             "BLOCK_N": 32 if is_cdna and not is_packed and rows == 16 else 16,
             "RELOADS_Q": not is_cdna,
             "REGISTERS": REGISTERS["hip"] if is_rdna3 and is_packed else "",
-            "num_warps": 4 if is_cdna else 8,
+            "num_warps": 4 if is_cdna or is_halved else 8,
             "num_stages": 1,
         }
     return {
@@ -161,7 +167,8 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
     for heads in (16, 128):
         for kv_format, phase, top_k in _FORMS:
             config = config_of(kv_format, is_sparse=bool(top_k), phase=phase, heads=heads)
-            options = tiles(target, kv_format, heads)
+            is_listed_prompt = phase == "prefill" and top_k > 0
+            options = tiles(target, kv_format, heads, is_listed_prompt=is_listed_prompt)
             named[config] = _variant(config, kv_format, phase, options, top_k=top_k)
     return tuple(named.values())
 
@@ -178,7 +185,12 @@ def _wide(target: Target) -> Sequence[KernelVariant]:
     )  # fmt: skip
 
 
-def merge_variant(config: str, *, width: int, has_sinks: bool) -> KernelVariant:
+def merge_warps(target: Target) -> int:
+    """Warps that take the values of a head: 512 of float32, four for each thread."""
+    return 128 // target.warp_size
+
+
+def merge_variant(target: Target, config: str, *, width: int, has_sinks: bool) -> KernelVariant:
     """The merge of splits of so many values a head."""
     return KernelVariant(
         dtype="",
@@ -193,11 +205,12 @@ def merge_variant(config: str, *, width: int, has_sinks: bool) -> KernelVariant:
         scalars=dict.fromkeys(("num_splits", "stride_out"), "i32"),
         divisible=frozenset({"stride_out"}),
         constants={"WIDTH": width, "BLOCK_L": width, "HAS_SINKS": has_sinks},
+        num_warps=merge_warps(target),
     )
 
 
 def _merge(target: Target) -> Sequence[KernelVariant]:
-    return (merge_variant("l512", width=512, has_sinks=False),)
+    return (merge_variant(target, MERGE, width=512, has_sinks=False),)
 
 
 KERNELS = (

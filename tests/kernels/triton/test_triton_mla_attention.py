@@ -192,7 +192,8 @@ def test_what_runs_is_what_was_compiled(kv_format: str, heads: int, rows: int) -
     """For every architecture, the limits ask for the variant whose tiles the binding takes."""
     request = request_of("v3", "decode", kv_format=kv_format, num_heads=heads)
     for target in TARGETS:
-        (query,) = evidence_asked(not_supported_reasons, request, gpu(target.arch))
+        query, merge = evidence_asked(not_supported_reasons, request, gpu(target.arch))
+        assert merge.kernel == "mla_attention.merge"
         variants = find_kernel("mla_attention.paged").variants(target)
         (variant,) = [v for v in variants if v.config == query.config]
         options = tiles(target, kv_format, heads)

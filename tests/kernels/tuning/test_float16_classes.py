@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_devices import gpu
+from hal.candidates import KernelUse
 from hal.device import DeviceSpec
 from hal.errors import UsageError
 from hal.ops.compressed_attention import CompressedAttentionRequest
@@ -68,9 +69,17 @@ def requests_of(dtype: str) -> Iterator[OpRequest]:
                 yield compressed_request(dtype, kv_format, phase=phase, top_k=top_k)
 
 
+def attending_use(op: str, request: OpRequest, device: DeviceSpec) -> KernelUse:
+    """The kernel that has a class; of a decode one more merges its splits."""
+    use, *others = kernel_uses(op, LIMITS[op], request, device)
+    is_split = request.phase == "decode" and op != "index_logits"  # type: ignore[attr-defined]
+    assert [one.kernel for one in others] == [f"{op}.merge"] * is_split
+    return use
+
+
 def check_class(op: str, request: OpRequest, device: DeviceSpec) -> None:
     """The class that a plan shows is one that tuning takes, and its call is of the same class."""
-    (use,) = kernel_uses(op, LIMITS[op], request, device)
+    use = attending_use(op, request, device)
     assert use.code.startswith(("native: ", "spilled: ", "emulated: ")), use
     tunable, target = TUNABLE[use.kernel], find_target(device.arch)
     shape = parse_shape(
@@ -103,7 +112,7 @@ def test_a_class_of_queries_in_eight_bits_is_one_that_tuning_takes(
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942", "gfx1100"])
 def test_float16_is_planned_without_a_class(arch: str) -> None:
     for request in requests_of("float16"):
-        (use,) = kernel_uses(request.op, LIMITS[request.op], request, gpu(arch))
+        use = attending_use(request.op, request, gpu(arch))
         assert use.config.startswith("float16 fp16-"), use
         assert (use.basis, use.shape) == ("fixed", ""), use
         assert use.code
