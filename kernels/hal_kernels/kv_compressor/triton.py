@@ -14,7 +14,7 @@ from hal_kernels.kv_compressor.triton_kernels import (
     _compressor_state_kernel,
     _kv_compressor_kernel,
 )
-from hal_kernels.kv_compressor.triton_variants import tiles
+from hal_kernels.kv_compressor.triton_variants import state_warps, tiles
 
 KvCompressor = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, CompressorMetadata], torch.Tensor
@@ -50,7 +50,7 @@ def bind(
         "IS_OVERLAPPING": request.is_overlapping,
         "HAS_BIAS": bias is not None,
         "HAS_NORM": norm_weight is not None,
-        **tiles(request.ratio, request.head_dim),
+        **tiles(request.ratio, request.head_dim, request.dtype, device.arch),
     }
     keep = {
         "WIDTH": request.width,
@@ -58,6 +58,7 @@ def bind(
         "RATIO": request.ratio,
         "STATE_ROWS": request.state_rows,
         "HAS_BIAS": bias is not None,
+        "num_warps": state_warps(request.width, int(device.attributes.get("warp_size", 32))),
     }
 
     def kernel(

@@ -9,6 +9,7 @@ from hal.ops.kv_compressor import KvCompressorRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons
+from hal_kernels.kv_compressor.triton_variants import state_config
 
 _KERNEL = "kv_compressor.pool"
 _MOST_DIM = 512
@@ -33,5 +34,8 @@ def not_supported_reasons(
     config = "overlapping" if request.is_overlapping else "plain"
     return [
         *evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed),
-        *evidence_reasons("kv_compressor.state", device, dtype=request.dtype, allowed=allowed),
-    ]
+        *evidence_reasons(
+            "kv_compressor.state", device, dtype=request.dtype,
+            config=state_config(is_overlapping=request.is_overlapping), allowed=allowed,
+        ),
+    ]  # fmt: skip

@@ -18,25 +18,39 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def tiles(ratio: int, head_dim: int) -> dict[str, int]:
-    """Tile sizes and launch options."""
+def tiles(ratio: int, head_dim: int, dtype: str, arch: str) -> dict[str, int]:
+    """Tile sizes and launch options. ptxas keeps to 128 registers for float16 on sm_80, into which
+    four places of a window at a time fit and eight do not."""
+    places = 4 if (arch, dtype) == ("sm_80", "float16") else _MOST_PLACES
     return {
         "BLOCK_D": _power_of_two(head_dim),
-        "BLOCK_J": min(_MOST_PLACES, _power_of_two(ratio)),
+        "BLOCK_J": min(places, _power_of_two(ratio)),
         "num_warps": 4,
     }
 
 
+def state_warps(width: int, warp_size: int) -> int:
+    """Of a row of the state: 16 bytes of float32 a thread, as far as there are as many."""
+    return max(1, min(4, _power_of_two(width) // (4 * warp_size)))
+
+
+def state_config(*, is_overlapping: bool) -> str:
+    """Whose machine code speaks for the state of open windows."""
+    return "w1024" if is_overlapping else "w512"
+
+
 def _pool(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _pool_variant(dtype, config, ratio, is_overlapping=is_overlapping)
+        _pool_variant(target, dtype, config, ratio, is_overlapping=is_overlapping)
         for dtype in ACTIVATION_DTYPES
         for config, ratio, is_overlapping in (("overlapping", 4, True), ("plain", 128, False))
     )
 
 
-def _pool_variant(dtype: str, config: str, ratio: int, *, is_overlapping: bool) -> KernelVariant:
-    options = tiles(ratio, 512)
+def _pool_variant(
+    target: Target, dtype: str, config: str, ratio: int, *, is_overlapping: bool
+) -> KernelVariant:
+    options = tiles(ratio, 512, dtype, target.arch)
     warps = options.pop("num_warps")
     return KernelVariant(
         dtype=dtype,
@@ -67,7 +81,7 @@ def _state(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype=dtype,
-            config="w1024",
+            config=state_config(is_overlapping=is_overlapping),
             pointers={
                 **dict.fromkeys(("kv_TW_ptr", "gate_TW_ptr"), dtype),
                 **dict.fromkeys(("state_ptr", "bias_JW_ptr"), "float32"),
@@ -76,14 +90,16 @@ def _state(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(_STRIDES, "i32"),
             divisible=frozenset(_STRIDES),
             constants={
-                "WIDTH": 1024,
-                "BLOCK_W": 1024,
-                "RATIO": 4,
-                "STATE_ROWS": 8,
+                "WIDTH": width,
+                "BLOCK_W": width,
+                "RATIO": ratio,
+                "STATE_ROWS": rows,
                 "HAS_BIAS": True,
             },
+            num_warps=state_warps(width, target.warp_size),
         )
         for dtype in ACTIVATION_DTYPES
+        for is_overlapping, width, ratio, rows in ((True, 1024, 4, 8), (False, 512, 128, 128))
     )
 
 

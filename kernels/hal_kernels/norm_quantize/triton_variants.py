@@ -13,8 +13,8 @@ DTYPES = ("bfloat16", "float16")
 # Of padded rows that stay in registers; a narrower one has less of everything than the next.
 WIDTHS = (2048, 8192, 16384)
 STEP = 4096  # columns of a step over a wider row
-# Triton does not convert to e4m3 there, or bit by bit.
-NO_FP8 = ("sm_80", "gfx90a", "gfx1100")
+# Triton does not convert to e4m3 there. On gfx90a and gfx1100 it does, bit by bit.
+NO_FP8 = ("sm_80",)
 # Name in a configuration -> (group, is_ue8m0), of FP8; int8 has one scale a row.
 FORMS: Mapping[str, tuple[int, bool]] = MappingProxyType(
     {"g128": (128, False), "g128-ue8m0": (128, True), "g32": (32, False), "g32-ue8m0": (32, True),

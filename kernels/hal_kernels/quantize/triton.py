@@ -10,13 +10,17 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.quantize import QuantizeRequest
 from hal_kernels.quantize.code_kernels import _quantize_codes_kernel
+from hal_kernels.quantize.row_kernels import _quantize_row_looped_kernel
 from hal_kernels.quantize.triton_kernels import _quantize_fp4_kernel, _quantize_groups_kernel
 from hal_kernels.quantize.triton_variants import (
     FP4,
+    GROUPS,
     LARGEST,
     converts_in_integers,
     group_block,
     launch_warps,
+    looped_constants,
+    looped_warps,
 )
 
 Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -67,6 +71,26 @@ def bind_quantize_codes(*, group: int, is_ue8m0: bool) -> Quantizer:
     return kernel
 
 
+def bind_quantize_looped(arch: str, warp_size: int, *, out_dtype: str) -> Quantizer:
+    """As `bind_quantize_groups` with one scale a row, for rows that no program's registers hold."""
+    constants = looped_constants(out_dtype, arch)
+    dtype: torch.dtype = getattr(torch, out_dtype.replace("fp8", "float8"))
+
+    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, width = x.shape
+        y = torch.empty((rows, width), dtype=dtype, device=x.device)
+        scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+        if rows:
+            stored = y.view(torch.uint8) if constants["IS_BITS"] else y
+            _quantize_row_looped_kernel[(rows,)](
+                x, stored, scale, x.stride(0), y.stride(0), width,
+                **constants, num_warps=looped_warps(warp_size),
+            )  # fmt: skip
+        return y, scale
+
+    return kernel
+
+
 def bind_quantize_rows(arch: str, *, group: int, out_dtype: str, is_ue8m0: bool) -> Quantizer:
     """Rounding to eight bits by the kernel of an architecture."""
     if converts_in_integers(arch, out_dtype):
@@ -97,6 +121,9 @@ def bind(request: QuantizeRequest, device: DeviceSpec) -> Quantizer:
     """The kernel of a request that `triton_limits` has nothing against."""
     if request.out_dtype in FP4:
         return bind_quantize_fp4(group=request.group_size, is_ue8m0=request.scale_dtype == "ue8m0")
+    if not request.group_size and request.width > GROUPS["wide-row"]:
+        warp_size = int(device.attributes.get("warp_size", 32))
+        return bind_quantize_looped(device.arch, warp_size, out_dtype=request.out_dtype)
     return bind_quantize_rows(
         device.arch,
         group=request.group_size,

@@ -31,12 +31,14 @@ def not_supported_reasons(
     if kernel == "quantize.groups":
         group = request.group_size
         values = group or request.width
-        name = next(name for name, most in GROUPS.items() if values <= most)
+        name = next((name for name, most in GROUPS.items() if values <= most), "looped")
         config += f"-{name}{'-ue8m0' if request.scale_dtype == 'ue8m0' else ''}"
-        if converts_in_integers(device.arch, request.out_dtype):
+        in_integers = converts_in_integers(device.arch, request.out_dtype)
+        if name == "looped":
+            kernel = "quantize.looped"
+        elif in_integers:
             kernel = "quantize.codes"
-        else:
-            reasons = _conversion(request.out_dtype, device.arch)
+        reasons = [] if in_integers else _conversion(request.out_dtype, device.arch)
     return reasons or evidence_reasons(
         kernel, device, dtype=request.dtype, config=config, allowed=allowed
     )
@@ -53,9 +55,10 @@ def _unwritten(kernel: str, request: QuantizeRequest) -> list[Reason]:
         return []
     if request.scale_dtype not in ("float32", "ue8m0"):
         return [not_written(kernel, "scale_dtype", "float32 or ue8m0", request.scale_dtype)]
-    most, values = GROUPS["wide-row"], group or request.width
+    # A row with one float32 scale has any width.
+    values, most = group, GROUPS["wide-row"]
     if request.scale_dtype == "ue8m0":
-        most = GROUPS["g128"]
+        values, most = group or request.width, GROUPS["g128"]
     if values > most:
         what = f"values of a {request.scale_dtype} scale"
         return [not_written(kernel, what, f"at most {most}", str(values))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
@@ -15,6 +16,7 @@ FP4 = ("mxfp4", "nvfp4")
 
 # Name in a configuration -> most values of a group; rows are one group, padded.
 GROUPS = {"g32": 32, "g128": 128, "row": 8192, "wide-row": 32768}
+ROW_STEP = 8192  # columns of a step over a row that is wider than those
 _PROGRAM_VALUES = 2048  # of one program, where a group has no more: 16 a thread at 4 warps
 
 
@@ -73,6 +75,41 @@ def _codes(target: Target) -> Sequence[KernelVariant]:
 _OF_CODES = ("GROUP", "BLOCK_G", "IS_UE8M0")
 
 
+def looped_constants(out: str, arch: str) -> dict[str, Any]:
+    """Of rows with one scale that are walked in steps."""
+    return {
+        "BLOCK_K": ROW_STEP,
+        "LARGEST": LARGEST[out],
+        "IS_INTEGER": out == "int8",
+        "IS_BITS": converts_in_integers(arch, out),
+    }
+
+
+def looped_warps(warp_size: int) -> int:
+    """16 values a thread: 16 bytes of what is stored."""
+    return ROW_STEP // (16 * warp_size)
+
+
+def _looped(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        KernelVariant(
+            dtype=dtype,
+            config=f"{out}-looped",
+            pointers={
+                "x_RK_ptr": dtype,
+                "y_RK_ptr": "uint8" if converts_in_integers(target.arch, out) else out,
+                "scale_R_ptr": "float32",
+            },
+            scalars=dict.fromkeys(("stride_x", "stride_y", "K"), "i32"),
+            divisible=frozenset({"stride_x", "stride_y", "K"}),
+            constants=looped_constants(out, target.arch),
+            num_warps=looped_warps(target.warp_size),
+        )
+        for dtype in ACTIVATION_DTYPES
+        for out in dict.fromkeys((*eight_bits(target), target.fp8_dtype))
+    )
+
+
 def _variant(dtype: str, out: str, name: str, *, is_ue8m0: bool) -> KernelVariant:
     group = GROUPS[name]
     block = group_block(group, 1 << 16)
@@ -125,6 +162,11 @@ KERNELS = (
         name="quantize.codes", op="quantize", module="hal_kernels.quantize.code_kernels",
         function="_quantize_codes_kernel", variants=_codes, uses_matrix_unit=False,
         sources=("hal_kernels.quantize.triton_kernels",),
+    ),
+    TritonKernel(
+        name="quantize.looped", op="quantize", module="hal_kernels.quantize.row_kernels",
+        function="_quantize_row_looped_kernel", variants=_looped, uses_matrix_unit=False,
+        sources=("hal_kernels.quantize.triton_kernels", "hal_kernels.quantize.code_kernels"),
     ),
     TritonKernel(
         name="quantize.fp4", op="quantize", module="hal_kernels.quantize.triton_kernels",

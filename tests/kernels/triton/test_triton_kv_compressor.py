@@ -56,7 +56,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "arch"), [("bfloat16", "sm_90"), ("float32", "gfx942"), ("float16", "sm_80")]
+)
 @pytest.mark.parametrize(
     ("ratio", "is_overlapping", "has_norm", "has_bias"),
     [
@@ -68,14 +70,14 @@ STEPS = [
     ],
 )
 def test_entries_and_state(
-    ratio: int, is_overlapping: bool, has_norm: bool, has_bias: bool, dtype: str
+    ratio: int, is_overlapping: bool, has_norm: bool, has_bias: bool, dtype: str, arch: str
 ) -> None:
     request = request_of(ratio, is_overlapping, dtype, has_norm=has_norm)
     torch_dtype: torch.dtype = getattr(torch, dtype)
     weight = torch.randn(request.head_dim) if has_norm else None
     bias = torch.randn(ratio, request.width) if has_bias else None
     static = {"norm_weight": weight, "eps": 1e-3, "position_bias": bias}
-    kernel = triton_compressor.bind(request, gpu("sm_90"), **static)
+    kernel = triton_compressor.bind(request, gpu(arch), **static)
     golden = reference(request, **static)
     shape = (SLOTS, request.state_rows, 2, request.width)
     state = torch.full(shape, float("nan"))

@@ -138,3 +138,36 @@ def test_rows_are_rounded_to_fp8_where_triton_does_not_convert(
     for got, exact in zip(found, want, strict=True):
         assert got.dtype == exact.dtype
         assert torch.equal(got.view(torch.uint8), exact.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("arch", "out_dtype"),
+    [
+        ("sm_80", "int8"),
+        ("sm_80", "fp8_e4m3fn"),
+        ("sm_90", "fp8_e4m3fn"),
+        ("gfx942", "fp8_e4m3fnuz"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rows_that_no_registers_hold(arch: str, out_dtype: Any, dtype: str) -> None:
+    """Five steps, of which the last is not full; what is not finite, in the last one, has no scale
+    and is 0 as an integer."""
+    width = 33000
+    request = QuantizeRequest(
+        group_size=0, out_dtype=out_dtype, scale_dtype="float32", width=width, dtype=dtype
+    )
+    assert not not_supported_reasons(request, gpu(arch))
+    x = torch.randn(7, width + 8)[:, :width] * torch.logspace(-6, 4, 7)[:, None]
+    x[4] = 0.0
+    x[5, width - 1], x[6, 3] = float("inf"), float("nan")
+    rows = x.to(getattr(torch, dtype))
+    found, want = triton_quantize.bind(request, gpu(arch))(rows), reference(request)(rows)
+    for got, exact in zip(found, want, strict=True):
+        assert got.dtype == exact.dtype
+        assert torch.equal(got[:5].view(torch.uint8), exact[:5].view(torch.uint8))
+    assert found[1][5:].isnan().all()
+    if out_dtype == "int8":
+        assert not found[0][5:].any()
+    else:
+        assert found[0][5:].float().isnan().all()
