@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -53,8 +53,7 @@ class LocalRunner:
             for _ in range(config.num_layers)
         ]
         # Not a method: what the captures hold must not hold the runner that holds them.
-        caches = self._caches
-        self._forward = lambda step: decoder.forward(step, caches)
+        self._forward = _forward_over(decoder, self._caches)
         self._captured: CapturedSteps | None = None
         if captured and isinstance(runtime, CapturingRuntime):
             self._captured = CapturedSteps(
@@ -177,6 +176,17 @@ class LocalRunner:
             max_query_len=max(len(s.token_ids) for s in sequences),
             max_seq_len=max(lengths),
         )
+
+
+def _forward_over(
+    decoder: Decoder, caches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Callable[[StepInputs], torch.Tensor]:
+    """A step of the decoder over these caches."""
+
+    def forward(step: StepInputs) -> torch.Tensor:
+        return decoder.forward(step, caches)
+
+    return forward
 
 
 def zeroed_host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
