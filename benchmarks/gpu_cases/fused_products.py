@@ -45,14 +45,22 @@ def makers() -> Iterator[CaseMaker]:
                 kernels=(kernel, "quantize.groups"),
                 make=lambda b, n=name, f=form, a=arch: fused_case(b, n, "many", f, a),
             )
-    for name, kernel in (
-        ("int4_g32", "fused_gemm.weight_only"),
-        ("fp8_block128", "fused_gemm.fp8_weight_only"),
+    for form in ("residual", "gated"):
+        yield CaseMaker(
+            name=f"gemm fp8_block128_a8 with {form}, decoded to float16",
+            kernels=("fused_gemm.fp8_widened", "quantize.codes"),
+            make=lambda b, f=form: fused_case(b, "fp8_block128_a8", "many", f, "sm_80"),
+        )
+    for name, form, kernel in (
+        ("int4_g32", "residual", "fused_gemm.weight_only"),
+        ("int4_g32", "gated", "gemm.weight_only"),
+        ("fp8_block128", "residual", "fused_gemm.fp8_weight_only"),
+        ("fp8_block128", "gated", "gemm.fp8_weight_only"),
     ):
         yield CaseMaker(
-            name=f"gemm {name} with residual",
+            name=f"gemm {name} with {form}",
             kernels=(kernel,),
-            make=lambda b, n=name: fused_case(b, n, "many", "residual"),
+            make=lambda b, n=name, f=form: fused_case(b, n, "many", f),
         )
     yield CaseMaker(
         name="gemm bf16 with residual and norm",

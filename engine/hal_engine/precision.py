@@ -111,7 +111,11 @@ def resolve_precision(
     notes: list[str] = []
     has_bf16_unit = bool(features & {"amx_bf16", "avx512_bf16", "bf16", "matrix.bfloat16"})
     dtype = "float32"
+    is_stored_so = config.dtype == "bfloat16" and not config.stored_formats
     if name == "bf16":
+        dtype = "bfloat16"
+    elif name == "w8" and is_stored_so and "matrix.bfloat16" in features:
+        # An accelerator's unit multiplies rows in 16 bits; those in float32 only without it.
         dtype = "bfloat16"
     elif name == "auto" and config.dtype in ("bfloat16", "float16") and not config.stored_formats:
         if config.dtype == "bfloat16" and has_bf16_unit:

@@ -20,8 +20,11 @@ from hal_kernels.fused_gemm import triton_variants as fused_gemm
 from hal_kernels.gemm import split_k_variants as gemm_split_k
 from hal_kernels.gemm import stream_k_variants as gemm_stream_k
 from hal_kernels.gemm import triton_variants as gemm
+from hal_kernels.gemm import weight_only_variants as gemm_weight_only
+from hal_kernels.gemm import widened_variants as gemm_widened
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.grouped_gemm import weight_only_variants as grouped_gemm_weight_only
+from hal_kernels.grouped_gemm import widened_variants as grouped_gemm_widened
 from hal_kernels.hyper_connection import triton_variants as hyper_connection
 from hal_kernels.index_logits import triton_variants as index_logits
 from hal_kernels.index_selection import triton_variants as index_selection
@@ -54,8 +57,11 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *gemm.KERNELS,
     *gemm_split_k.KERNELS,
     *gemm_stream_k.KERNELS,
+    *gemm_weight_only.KERNELS,
+    *gemm_widened.KERNELS,
     *grouped_gemm.KERNELS,
     *grouped_gemm_weight_only.KERNELS,
+    *grouped_gemm_widened.KERNELS,
     *hyper_connection.KERNELS,
     *index_logits.KERNELS,
     *index_selection.KERNELS,

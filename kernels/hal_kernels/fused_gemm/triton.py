@@ -42,7 +42,7 @@ def bind(
     whole = choose_kernel(request.product(), device)
     if isinstance(whole, Reason):
         raise not_written_error(request, whole)
-    return bind_quantised(request, device, whole.kernel, weight)
+    return bind_quantised(request, device, whole.kernel, weight, bias)
 
 
 def _bind_dense(

@@ -9,7 +9,7 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import not_written
-from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX
+from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX, WITH_BIAS
 from hal_kernels.gemm.triton_limits import (
     KernelChoice,
     choose_kernel,
@@ -42,25 +42,29 @@ def choose_kernels(
 ) -> tuple[KernelChoice, ...] | Reason:
     """The kernels that a request launches, in the configuration of the most tokens of its range, or
     what is not written yet."""
-    product = choose_kernel(request.product(), device)
-    if isinstance(product, Reason):
-        return product
     missing = _not_fused(request, device) or _not_compiled(request)
     if missing is not None:
         return missing
+    product = choose_kernel(request.product(), device)
+    if isinstance(product, Reason):
+        return product
     form, small = form_of(request), size_of(request.tokens.high) == "small"
     if product.kernel == "gemm.dense":
         return _dense(request, product.dtype)
     name = product.kernel.replace("gemm.", f"{_OP}.", 1)
     is_weight_only = product.kernel in ("gemm.weight_only", "gemm.fp8_weight_only")
-    if is_weight_only and form != "residual":
-        return not_written(name, "what follows", "a residual", form or "nothing")
+    if request.has_bias and not is_weight_only:
+        return not_written(name, "bias", "none for two FP8 operands", f"a bias, then {form}")
     split = split_of(request, device, product.kernel) if small else None
     if split is not None:
         parts, splits = split
         return parts, KernelChoice(f"{_OP}.split_k_sum", "", f"split{splits}-{form}")
+    if is_weight_only and form == "gated":
+        # Compiled with a clamp, which stands for none: the product of the op `gemm` is the same.
+        return (product,)
     if is_weight_only:
-        return (KernelChoice(name, product.dtype, product.config),)
+        stem = product.config.removesuffix("-bias")
+        return (KernelChoice(name, product.dtype, f"{stem}-{form}"),)
     stem = "weight32" if product.kernel == "gemm.mxfp8" else f"g{request.weight_format.group_size}"
     return (KernelChoice(name, product.dtype, f"{stem}-{form}{'-small' * small}"),)
 
@@ -84,13 +88,17 @@ def _not_fused(request: FusedGemmRequest, device: DeviceSpec) -> Reason | None:
         return not_written(_OP, "what follows", "a residual alone, or none", form)
     if request.epilogue == "silu":
         return not_written(_OP, "epilogue", "none or silu_gated", "silu")
-    if request.has_bias and form != "residual":
-        return not_written(_OP, "bias", "none unless a residual follows", f"a bias, then {form}")
+    if request.has_bias and form not in WITH_BIAS:
+        wanted = "none unless a residual or a gate follows"
+        return not_written(_OP, "bias", wanted, f"a bias, then {form}")
     if not form:
         return not_written(_OP, "what follows", "a gate, a residual or rounding", "nothing")
     group = request.out_group_size
     if not group:
         return None
+    if not request.weight_format.is_dense and request.weight_format.activation == "float":
+        wanted = "a residual or a gate behind a weight that alone is quantised"
+        return not_written(_OP, "what follows", wanted, form)
     if device.arch == _NO_FP8:
         return Reason(
             what=f"{_OP}: rounding",

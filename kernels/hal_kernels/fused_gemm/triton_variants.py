@@ -1,8 +1,8 @@
 """The specialisations of the Triton products with what follows them. Free of torch.
 
-The kernels are those of the package `gemm`, in its configurations. A form is compiled with all that
-it may have to do, so that it stands for those with less: a gate with a clamp, a residual with a
-bias, scales as ue8m0.
+The kernels are those of the package `gemm`, in its configurations; of weights alone quantised:
+`gemm.weight_only_variants`. A form is compiled with all that it may have to do, so that it stands
+for those with less: a gate with a clamp, a gate and a residual with a bias, scales as ue8m0.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from hal_kernels.gemm.split_k_schedule import SPLITS
 from hal_kernels.gemm.triton_variants import (
     GATED,
     PLAIN,
+    SCALED_UNITS,
     SOURCES,
+    WIDENED_UNITS,
     configurations,
     dense_variant,
     fp8_variant,
-    fp8_weight_variants,
     split_k_variant,
-    weight_only_variants,
 )
+from hal_kernels.gemm.widened_variants import GROUPS, WIDENED_SOURCES, widened_variant
+from hal_kernels.gemm.widened_variants import MODULE as _WIDENED
 
 _MODULE = "hal_kernels.gemm.triton_kernels"
-_FP8_WEIGHTS = "hal_kernels.gemm.fp8_weight_kernels"
-# Architectures whose matrix unit multiplies scales of 32 columns in; others take `fp8_block`.
-_SCALED_UNITS = frozenset({"sm_100", "sm_103", "sm_120", "gfx950"})
 FLOAT16_SUFFIX = "-float16"  # of sums of parts, whose operands are float32 whatever is stored
+WITH_BIAS = frozenset({"residual", "gated"})  # forms of which a bias may be before
 _RESIDUAL: dict[str, Any] = {"HAS_RESIDUAL": True}
 _CLAMPED: dict[str, Any] = {**GATED, "CLAMP": 10.0}
 
@@ -73,15 +73,14 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
                 # Where K is split this kernel stores parts alone: as that of `gemm.dense`.
                 if name != "split":
                     config = f"{name}-{form}"
-                    variants.append(
-                        dense_variant(target, dtype, config, given, form == "residual", after)
-                    )
+                    has_bias = form in WITH_BIAS
+                    variants.append(dense_variant(target, dtype, config, given, has_bias, after))
     return variants
 
 
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
     variants = [
-        split_k_variant(target, f"split{n}-{form}", n, after, has_bias=form == "residual")
+        split_k_variant(target, f"split{n}-{form}", n, after, has_bias=form in WITH_BIAS)
         for n in SPLITS
         for form, after in _forms(target, (32, 128))
     ]
@@ -96,6 +95,8 @@ def fp8_table_entry(stem: str, form: str, *, is_small: bool) -> str:
 
 
 def _fp8_block(target: Target) -> Sequence[KernelVariant]:
+    if target.arch in WIDENED_UNITS:
+        return ()
     table = configurations("gemm_fp8_block", target)
     return tuple(
         fp8_variant(
@@ -111,8 +112,19 @@ def _fp8_block(target: Target) -> Sequence[KernelVariant]:
     )
 
 
+def _fp8_widened(target: Target) -> Sequence[KernelVariant]:
+    if target.arch not in WIDENED_UNITS:
+        return ()
+    return tuple(
+        widened_variant(target, f"g{group}-{form}{'-small' * small}", group, after)
+        for group in GROUPS
+        for form, after in _forms(target, (group,))
+        for small in (False, True)
+    )
+
+
 def _mxfp8(target: Target) -> Sequence[KernelVariant]:
-    if target.arch not in _SCALED_UNITS:
+    if target.arch not in SCALED_UNITS:
         return ()
     table = configurations("gemm_mxfp8", target)
     return tuple(
@@ -143,18 +155,12 @@ KERNELS = (
         sources=SOURCES,
     ),
     TritonKernel(
+        name="fused_gemm.fp8_widened", op="fused_gemm", module=_WIDENED,
+        function="_gemm_fp8_widened_kernel", variants=_fp8_widened, uses_matrix_unit=True,
+        sources=WIDENED_SOURCES,
+    ),
+    TritonKernel(
         name="fused_gemm.mxfp8", op="fused_gemm", module=_MODULE, function="_gemm_mxfp8_kernel",
         variants=_mxfp8, uses_matrix_unit=True, sources=SOURCES,
-    ),
-    TritonKernel(
-        name="fused_gemm.weight_only", op="fused_gemm", module=_MODULE,
-        function="_gemm_weight_only_kernel", uses_matrix_unit=True, sources=SOURCES,
-        variants=lambda target: weight_only_variants(target, has_residual=True),
-    ),
-    TritonKernel(
-        name="fused_gemm.fp8_weight_only", op="fused_gemm", module=_FP8_WEIGHTS,
-        function="_gemm_fp8_weight_kernel", uses_matrix_unit=True,
-        variants=lambda target: fp8_weight_variants(target, has_residual=True),
-        sources=(_MODULE, *SOURCES, "hal_kernels.kv_write.packed_rows"),
     ),
 )  # fmt: skip

@@ -9,45 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hal_kernels.kv_write.packed_rows import decode_e4m3
+from hal_kernels.gemm.weight_only_kernels import FP8_WEIGHT, _add_widened
 
+# Kinds before those of `weight_only_kernels`.
 FP8_BLOCK = tl.constexpr(0)  # both operands FP8, float32 scales
 MXFP8 = tl.constexpr(1)  # both operands FP8, ue8m0 scales that the matrix unit multiplies in
-FP8_WEIGHT = tl.constexpr(2)  # e4m3 bits that meet rows in 16 bits, float32 scales
-INT8 = tl.constexpr(3)
-INT4 = tl.constexpr(4)  # the integers are last
-
-
-@triton.jit
-def _widened_integers(
-    w_rows, scale_rows, minimum_rows, step, cols, K,
-    KIND: tl.constexpr, GROUP_K: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """float32 [BLOCK_N, BLOCK_K] of a step, as `_gemm_weight_only_kernel` has it; without the scale
-    where that is one of a row (GROUP_K 0)."""
-    at_k = step * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = cols[:, None] & (at_k[None, :] < K)
-    if KIND == INT8:
-        w = tl.load(w_rows[:, None] + at_k[None, :], mask=inside, other=0).to(tl.float32)
-    else:
-        at_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-        in_b = cols[:, None] & (at_b[None, :] < K // 2)
-        packed = tl.load(w_rows[:, None] + at_b[None, :], mask=in_b, other=0)
-        w = tl.join(packed & 0xF, packed >> 4).reshape(BLOCK_N, BLOCK_K).to(tl.float32)
-        if not HAS_MINIMUM:
-            w -= 8.0
-    if GROUP_K > 0:
-        groups: tl.constexpr = BLOCK_K // GROUP_K
-        at_g = step * groups + tl.arange(0, groups)
-        in_g = cols[:, None] & (at_g[None, :] < tl.cdiv(K, GROUP_K))
-        scale = tl.load(scale_rows[:, None] + at_g[None, :], mask=in_g, other=0.0)
-        apart = tl.reshape(w, (BLOCK_N, groups, GROUP_K)) * scale.to(tl.float32)[:, :, None]
-        if HAS_MINIMUM:
-            least = tl.load(minimum_rows[:, None] + at_g[None, :], mask=in_g, other=0.0)
-            apart += least.to(tl.float32)[:, :, None]
-        w = tl.reshape(apart, (BLOCK_N, BLOCK_K))
-    return w
 
 
 @triton.jit
@@ -57,17 +23,15 @@ def _add_step(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """acc + x @ w.T of one step. *_rows: of the first column of each row of w [BLOCK_N]."""
-    if KIND >= INT8:
-        w = _widened_integers(
-            w_rows, scale_rows, minimum_rows, step, cols, K, KIND, GROUP_K, HAS_MINIMUM,
+    if KIND >= FP8_WEIGHT:
+        acc = _add_widened(
+            acc, x, w_rows, scale_rows, minimum_rows, step, cols, K, KIND, GROUP_K, HAS_MINIMUM,
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
     else:
         at_k = step * BLOCK_K + tl.arange(0, BLOCK_K)
         inside = cols[:, None] & (at_k[None, :] < K)
-        zero: tl.constexpr = 0 if KIND == FP8_WEIGHT else 0.0
-        w = tl.load(w_rows[:, None] + at_k[None, :], mask=inside, other=zero)
+        w = tl.load(w_rows[:, None] + at_k[None, :], mask=inside, other=0.0)
         if KIND == MXFP8:
             at_g = step * (BLOCK_K // 32) + tl.arange(0, BLOCK_K // 32)
             in_g = cols[:, None] & (at_g[None, :] < K // 32)
@@ -75,10 +39,7 @@ def _add_step(
             acc = tl.dot_scaled(x, x_scale, "e4m3", tl.trans(w), w_scale, "e4m3", acc)
         else:
             w_scale = tl.load(scale_rows + step, mask=cols, other=0.0)
-            if KIND == FP8_BLOCK:
-                acc += tl.dot(x, tl.trans(w)) * x_scale[:, None] * w_scale[None, :]
-            else:
-                acc += tl.dot(x, tl.trans(decode_e4m3(w).to(x.dtype))) * w_scale[None, :]
+            acc += tl.dot(x, tl.trans(w)) * x_scale[:, None] * w_scale[None, :]
     return acc
 
 
@@ -103,6 +64,7 @@ def _gemm_split_k_kernel(
     minimum_rows = minimum_ptr + (offs_n // SCALE_N).to(tl.int64) * stride_ws
     up_rows = w_ptr + (offs_n + N).to(tl.int64) * stride_wn
     up_scale_rows = w_scale_ptr + ((offs_n + N) // SCALE_N).to(tl.int64) * stride_ws
+    up_minimum_rows = minimum_ptr + ((offs_n + N) // SCALE_N).to(tl.int64) * stride_ws
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(split, tl.cdiv(K, BLOCK_K), splits):
@@ -122,11 +84,13 @@ def _gemm_split_k_kernel(
         )  # fmt: skip
         if IS_GATED:
             up = _add_step(
-                up, x, x_scale, up_rows, up_scale_rows, minimum_rows, step, cols, K,
+                up, x, x_scale, up_rows, up_scale_rows, up_minimum_rows, step, cols, K,
                 KIND, GROUP_K, HAS_MINIMUM, BLOCK_N, BLOCK_K,
             )  # fmt: skip
     if GROUP_K == 0:
         acc *= tl.load(scale_rows, mask=cols, other=0.0).to(tl.float32)[None, :]
+        if IS_GATED:
+            up *= tl.load(up_scale_rows, mask=cols, other=0.0).to(tl.float32)[None, :]
     halves: tl.constexpr = 2 if IS_GATED else 1
     tile = rows[:, None] & cols[None, :]
     part = part_SMN_ptr + (split * halves * M + offs_m).to(tl.int64)[:, None] * N

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.gemm.triton_variants import SOURCES, configurations
+from hal_kernels.gemm.triton_variants import DENSE_KINDS, SOURCES, configurations
 
 _MODULE = "hal_kernels.gemm.stream_k_kernels"
 _SOURCES = ("hal_kernels.gemm.triton_kernels", *SOURCES)
@@ -17,7 +17,6 @@ FIX_UP_ROWS = 16  # rows of a tile that one program sums
 PROGRAMS_PER_UNIT: Mapping[str, int] = MappingProxyType({"large": 1, "small": 2})
 # Where the small tiles of a gated product would spill with the warps of the whole ones.
 _MORE_WARPS = frozenset({"sm_90", "sm_120"})
-_KINDS = (("gemm", "", 0, False), ("gemm", "-bias", 0, True), ("gemm_gated", "-gated", 2, False))
 _STRIDES = ("stride_xm", "stride_wn", "stride_ym")
 
 
@@ -33,7 +32,7 @@ def tiles_of(target: Target, table: str, size: str) -> dict[str, int]:
 def _products(target: Target) -> Sequence[KernelVariant]:
     variants = []
     for dtype in ("bfloat16", "float16"):
-        for table, suffix, epilogue, has_bias in _KINDS:
+        for table, suffix, epilogue, has_bias in DENSE_KINDS:
             for size in PROGRAMS_PER_UNIT:
                 constants = tiles_of(target, table, size)
                 warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
@@ -55,7 +54,7 @@ def _products(target: Target) -> Sequence[KernelVariant]:
 
 def _fix_ups(target: Target) -> Sequence[KernelVariant]:
     variants = []
-    for table, suffix, epilogue, _ in (_KINDS[0], _KINDS[2]):
+    for table, suffix, epilogue, _ in (DENSE_KINDS[0], DENSE_KINDS[2]):
         for size in PROGRAMS_PER_UNIT:
             config = tiles_of(target, table, size)
             variants.append(

@@ -47,7 +47,7 @@ def bind(
         raise not_written_error(request, choice)
     if isinstance(weight, torch.Tensor):
         return _bind_dense(request, device, weight, bias)
-    return bind_quantised(request, device, choice.kernel, weight)
+    return bind_quantised(request, device, choice.kernel, weight, bias)
 
 
 def not_written_error(request: GemmRequest, reason: Reason) -> BindingError:

@@ -1,4 +1,4 @@
-"""Matrix products in Triton: dense, FP8 with block scales, int8 and int4 weights.
+"""Matrix products in Triton: dense, and of two FP8 operands with block scales.
 
 Suffixes of tensor names: M rows (tokens), N output features, K input features, G groups along K,
 S splits of K. Weights are [N, K], rows are output features, as everywhere in halstack.
@@ -192,54 +192,4 @@ def _gemm_mxfp8_kernel(
     _store_result(
         y, y_MN_ptr, y_scale_MG_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
         HAS_RESIDUAL, OUT_GROUP, OUT_LARGEST, OUT_UE8M0,
-    )  # fmt: skip
-
-
-@triton.jit
-def _gemm_weight_only_kernel(
-    x_MK_ptr, w_ptr, scale_NG_ptr, minimum_NG_ptr, y_MN_ptr, residual_MN_ptr,
-    M, N, K, stride_xm, stride_wn, stride_sn, stride_ym, stride_rm,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    BITS: tl.constexpr, GROUP_K: tl.constexpr, HAS_MINIMUM: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr = False,
-):  # fmt: skip
-    """y = x @ dequantised(w).T on the 16-bit matrix unit. BITS 8: int8 [N, K]; BITS 4: uint8
-    [N, K / 2], the even column in the low nibble, symmetric values stored as q + 8. GROUP_K values
-    along K share a scale (and a minimum); 0 is one scale per row, applied to the sum.
-    """
-    block_m, block_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    offs_m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
-    rows, cols = offs_m < M, offs_n < N
-    x_ptrs = x_MK_ptr + offs_m.to(tl.int64)[:, None] * stride_xm
-    w_ptrs = w_ptr + offs_n.to(tl.int64)[:, None] * stride_wn
-    s_ptrs = offs_n.to(tl.int64)[:, None] * stride_sn
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        at_k = step * BLOCK_K + offs_k
-        inside = cols[:, None] & (at_k[None, :] < K)
-        x = tl.load(x_ptrs + at_k[None, :], mask=rows[:, None] & (at_k[None, :] < K), other=0.0)
-        if BITS == 8:
-            w = tl.load(w_ptrs + at_k[None, :], mask=inside, other=0).to(tl.float32)
-        else:
-            offs_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-            packed = tl.load(
-                w_ptrs + offs_b[None, :], mask=cols[:, None] & (offs_b[None, :] < K // 2), other=0
-            )
-            w = tl.join(packed & 0xF, packed >> 4).reshape(BLOCK_N, BLOCK_K).to(tl.float32)
-            if not HAS_MINIMUM:
-                w -= 8.0
-        if GROUP_K > 0:
-            at_g = s_ptrs + at_k[None, :] // GROUP_K
-            w *= tl.load(scale_NG_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
-            if HAS_MINIMUM:
-                w += tl.load(minimum_NG_ptr + at_g, mask=inside, other=0.0).to(tl.float32)
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc)
-    if GROUP_K == 0:
-        scale = tl.load(scale_NG_ptr + offs_n.to(tl.int64) * stride_sn, mask=cols, other=0.0)
-        acc *= scale.to(tl.float32)[None, :]
-    _store_result(
-        acc, y_MN_ptr, y_MN_ptr, residual_MN_ptr, offs_m, offs_n, M, N, stride_ym, stride_rm,
-        HAS_RESIDUAL, 0, 0.0, False,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
 from hal_kernels.aot.targets import TARGETS
 from hal_kernels.gemm.split_k_schedule import splits_of
 from hal_kernels.gemm.split_k_variants import split_k_tiles
+from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 
 _WIDE = ("bfloat16", "float16")
 FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
@@ -51,8 +52,11 @@ def wide_suffix(request: GemmRequest) -> str:
 
 
 def dense_suffix(request: GemmRequest) -> str:
-    """The form of a dense product, as the names of its configurations have it."""
-    return gated_suffix(request) or "-bias" * request.has_bias
+    """What follows a product that is dense, or whose weight alone is quantised, as the names of
+    configurations have it. That with a bias and an activation is compiled once, and stands for
+    either."""
+    follows = request.has_bias or request.epilogue == "silu"
+    return gated_suffix(request) or "-bias" * follows
 
 
 def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -66,10 +70,12 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
             return not_written("gemm.dense", "weight", request.dtype, form.name)
         if request.out_dtype not in ("", request.dtype, "float32"):
             return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
-        config = size_of(rows, request.k) + dense_suffix(request)
-        return KernelChoice("gemm.dense", request.dtype, config)
-    if request.has_bias:
-        return not_written("gemm", "bias", "none for quantised weights", "a bias")
+        size, suffix = size_of(rows, request.k), dense_suffix(request)
+        if request.out_dtype == "float32" != request.dtype and size != "split":
+            if suffix:
+                return _no_float32("gemm.dense", suffix)
+            suffix = "-float32"
+        return KernelChoice("gemm.dense", request.dtype, size + suffix)
     if request.dtype != "bfloat16" and form.element != "int":
         # Of FP8 weights no code is compiled whose rows or results are in float16.
         return not_written("gemm", "dtype", "bfloat16 for FP8 weights", request.dtype)
@@ -78,18 +84,35 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
         return not_written("gemm", "out_dtype", wanted, request.out_dtype)
     if form.element == "fp8_e4m3fn" and form.activation.startswith(("fp8_group", "mxfp8")):
         return _block_scaled(request, device)
-    if request.epilogue != "none":
-        found = f"{request.epilogue} for {form.name}"
-        return not_written("gemm", "epilogue", "none unless both operands are FP8 blocks", found)
-    if form.element == "fp8_e4m3fn" and form.activation == "float":
-        return _float_activations(request)
-    if form.element == "int" and form.activation == "float":
-        if (form.bits, form.group_size or 0) in _INTEGERS:
-            kind = form_of_weight(request, "gemm.weight_only")
-            return KernelChoice("gemm.weight_only", request.dtype, f"{size_of(rows)}-{kind}")
-        wanted = "int8_channel, int8_g32 or int4_g32"
-        return not_written("gemm.weight_only", "format", wanted, form.name)
+    if form.activation == "float" and form.element in ("int", "fp8_e4m3fn"):
+        return _weight_only(request)
     return not_written("gemm", "weight format", "dense, FP8 blocks, int8 or int4", form.name)
+
+
+def _no_float32(kernel: str, suffix: str) -> Reason:
+    found = suffix.removeprefix("-")
+    return not_written(kernel, "what follows", "nothing in float32 results", found)
+
+
+def _weight_only(request: GemmRequest) -> KernelChoice | Reason:
+    """A quantised weight that meets the activations as they are."""
+    form = request.weight_format
+    if form.element == "int":
+        kernel, wanted = "gemm.weight_only", "int8_channel, int8_g32 or int4_g32"
+        is_read = (form.bits, form.group_size or 0) in _INTEGERS
+    else:
+        kernel, wanted = "gemm.fp8_weight_only", "32x32 or 128x128"
+        is_read = form.group_size in (32, 128) and form.block_n == form.group_size
+    if not is_read:
+        return not_written(kernel, "format", wanted, form.name)
+    suffix = dense_suffix(request)
+    if request.out_dtype == "float32":
+        if suffix:
+            return _no_float32(kernel, suffix)
+        suffix = "-float32"
+    kind = form_of_weight(request, kernel).removeprefix("fp8")
+    config = f"{size_of(request.tokens.high)}-{kind}{suffix}"
+    return KernelChoice(kernel, request.dtype, config)
 
 
 def form_of_weight(request: GemmRequest, kernel: str) -> str:
@@ -111,7 +134,7 @@ def split_of(
     """
     target = next((one for one in TARGETS if one.arch == device.arch), None)
     units = int(device.attributes.get("compute_units", 0))
-    if target is None or not units or kernel == "gemm.dense":
+    if target is None or not units or kernel in ("gemm.dense", "gemm.fp8_widened"):
         return None
     form = form_of_weight(request, kernel)
     is_eight_bits = kernel in ("gemm.mxfp8", "gemm.fp8_block")
@@ -138,43 +161,37 @@ def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoi
         parts, splits = split_of(request, device, choice.kernel) or (choice, 1)
     if splits == 1:
         return (choice,)
-    form, stored = _sum_form(request), request.out_dtype or request.dtype
-    if stored == "float32" and form != "plain":
-        return not_written("gemm.split_k_sum", "what follows", "nothing in float32 results", form)
-    config = f"split{splits}-{form}" + f"-{stored}" * (stored != "bfloat16")
+    suffix, stored = dense_suffix(request), request.out_dtype or request.dtype
+    if stored == "float32" and suffix:
+        return _no_float32("gemm.split_k_sum", suffix)
+    config = f"split{splits}{suffix or '-plain'}" + f"-{stored}" * (stored != "bfloat16")
     return parts, KernelChoice("gemm.split_k_sum", "", config)
-
-
-def _sum_form(request: GemmRequest) -> str:
-    """What a sum of parts does, as its configurations have it. That with a bias and an activation
-    is compiled once, and stands for either."""
-    if request.epilogue == "silu_gated":
-        return "gated"
-    return "bias" if request.has_bias or request.epilogue == "silu" else "plain"
 
 
 def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
     form, fp8 = request.weight_format, fp8_dtype(device)
-    if request.epilogue == "silu":
-        wanted = "none or silu_gated for FP8 blocks"
-        return not_written("gemm.fp8_block", "epilogue", wanted, request.epilogue)
-    suffix = gated_suffix(request) + "-small" * (size_of(request.tokens.high) == "small")
+    follows = [
+        name
+        for name, is_asked in (
+            (request.epilogue.removeprefix("silu_"), request.epilogue != "none"),
+            ("bias", request.has_bias),
+            ("float32", request.out_dtype == "float32"),
+        )
+        if is_asked
+    ]
+    if len(follows) > 1:
+        wanted = "one of an activation, a bias and float32 results"
+        return not_written("gemm.fp8_block", "what follows", wanted, " and ".join(follows))
+    suffix = "".join(f"-{name}" for name in follows)
+    suffix += "-small" * (size_of(request.tokens.high) == "small")
     if form.group_size == 32 and form.scale_dtype == "ue8m0":
         found = evidence_of("gemm.mxfp8", device, fp8, "weight32")
         if found is not None and found.tier == "native":
             return KernelChoice("gemm.mxfp8", fp8, f"weight32{suffix}")
     if form.group_size in (32, 128) and form.block_n == form.group_size:
-        return KernelChoice("gemm.fp8_block", fp8, f"g{form.group_size}{suffix}")
+        kernel = "gemm.fp8_widened" if device.arch in WIDENED_UNITS else "gemm.fp8_block"
+        return KernelChoice(kernel, fp8, f"g{form.group_size}{suffix}")
     return not_written("gemm.fp8_block", "blocks", "32x32 or 128x128", form.name)
-
-
-def _float_activations(request: GemmRequest) -> KernelChoice | Reason:
-    """FP8 weights in square blocks that meet the activations as they are."""
-    form = request.weight_format
-    if form.group_size not in (32, 128) or form.block_n != form.group_size:
-        return not_written("gemm.fp8_weight_only", "blocks", "32x32 or 128x128", form.name)
-    config = f"{size_of(request.tokens.high)}-g{form.group_size}"
-    return KernelChoice("gemm.fp8_weight_only", request.dtype, config)
 
 
 def fp8_dtype(device: DeviceSpec) -> str:

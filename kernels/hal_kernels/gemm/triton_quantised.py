@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,85 +15,166 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.low_precision import decode_scale, encode_ue8m0
 from hal_kernels.aot.targets import Target
-from hal_kernels.gemm.fp8_weight_kernels import _gemm_fp8_weight_kernel
-from hal_kernels.gemm.triton_kernels import (
-    _gemm_fp8_block_kernel,
-    _gemm_mxfp8_kernel,
-    _gemm_weight_only_kernel,
-)
-from hal_kernels.gemm.triton_limits import fp8_dtype, size_of, wide_suffix
+from hal_kernels.gemm.triton_kernels import _gemm_fp8_block_kernel, _gemm_mxfp8_kernel
+from hal_kernels.gemm.triton_limits import form_of_weight, fp8_dtype, size_of, wide_suffix
 from hal_kernels.gemm.triton_results import Epilogue, Rows, eight_bits
 from hal_kernels.gemm.triton_split_k import SplitK, bind_split_k
-from hal_kernels.gemm.triton_tiles import grid_of, pick, target_of
+from hal_kernels.gemm.triton_tiles import grid_of, target_of
 from hal_kernels.gemm.triton_tuning import whole_shape_of
-from hal_kernels.gemm.triton_variants import configurations, fp8_weight_tiles
-from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
+from hal_kernels.gemm.triton_variants import configurations
+from hal_kernels.gemm.weight_only_kernels import _gemm_weight_only_kernel
+from hal_kernels.gemm.weight_only_variants import form_constants, weight_only_tiles
+from hal_kernels.gemm.widened_kernels import _gemm_fp8_widened_kernel
+from hal_kernels.gemm.widened_variants import widened_tiles
+from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups, bind_quantize_rows
 from hal_kernels.tuning.store import TunedRows, tuned_rows
 
 Product = Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What a product's binding rests on. split: of few rows, None where K stays whole."""
+
+    request: GemmRequest
+    target: Target
+    weight: QuantizedWeight
+    bias: torch.Tensor | None
+    tuned: TunedRows
+    split: SplitK | None
+
+
 def bind_quantised(
-    request: GemmRequest, device: DeviceSpec, kernel: str, weight: QuantizedWeight
+    request: GemmRequest,
+    device: DeviceSpec,
+    kernel: str,
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
 ) -> Product:
     """The product of a quantised weight by a kernel of the catalogue, with what follows it. Nothing
     is tuned for a fused one: tiles of a rounded result have to be whole groups wide. Few rows are
-    split along K where `triton_limits` says so, but not while configurations are measured."""
+    split along K where `triton_limits` says so, but not while configurations are measured. Raises
+    BindingError for a bias that the request does not name, or the reverse."""
+    if (bias is not None) != request.has_bias:
+        raise BindingError(
+            f"Triton product for {request.label}",
+            f"a bias as has_bias={request.has_bias} says",
+            "none" if bias is None else f"one of {list(bias.shape)}",
+            "bind what the request names",
+        )
     shape = None if isinstance(request, FusedGemmRequest) else whole_shape_of(request, device)
     target, tuned = target_of(device), tuned_rows(shape, device)
-    split = None if tuned.is_forced else bind_split_k(request, device, kernel, target)
+    split = None if tuned.is_forced else bind_split_k(request, device, kernel, target, bias)
+    site = _Site(request, target, weight, bias, tuned, split)
     if kernel == "gemm.mxfp8":
-        return _bind_mxfp8(request, target, weight, tuned, split)
+        return _bind_mxfp8(site)
+    if kernel == "gemm.fp8_widened":
+        return _bind_widened(site)
     if kernel == "gemm.fp8_block":
-        return _bind_fp8_block(request, target, weight, fp8_dtype(device), tuned, split)
-    if kernel == "gemm.fp8_weight_only":
-        return _bind_fp8_weight_only(request, target, weight, split)
-    return _bind_weight_only(request, target, weight, tuned, split)
+        return _bind_fp8_block(site, fp8_dtype(device))
+    return _bind_weight_only(site, kernel)
 
 
-def _bind_fp8_block(
-    request: GemmRequest,
-    target: Target,
-    weight: QuantizedWeight,
-    fp8: str,
-    tuned: TunedRows,
-    split: SplitK | None,
-) -> Product:
-    form, after = weight.format, Epilogue(request)
-    group = int(form.group_size or 0)
-    data, scale = weight.data.contiguous(), decode_scale(weight.scale, form.scale_dtype)
+def _bind_fp8_block(site: _Site, fp8: str) -> Product:
+    form = site.weight.format
+    group, activation = int(form.group_size or 0), site.request.weight_format.activation
+    data, scale = site.weight.data.contiguous(), decode_scale(site.weight.scale, form.scale_dtype)
     if fp8 == "fp8_e4m3fnuz":
         data, scale = as_fnuz(data), scale * 2.0
-    scale = scale.contiguous()
-    is_ue8m0 = "ue8m0" in request.weight_format.activation or (
-        request.weight_format.activation.startswith("mxfp8")
-    )
     quantize = bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=False)
-    if is_ue8m0:
+    if "ue8m0" in activation or activation.startswith("mxfp8"):
         quantize = with_decoded_scales(group, fp8)
-    found = configurations("gemm_fp8_block", target)
-    stem = f"g{group}{wide_suffix(request)}"
 
-    def kernel(x: Rows, residual: torch.Tensor | None = None) -> Rows:
+    def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         values, x_scale = rounded_rows(x, quantize, fp8, group)
-        if x_scale.dtype == torch.uint8:
-            x_scale = decode_scale(x_scale, "ue8m0")
+        is_code = x_scale.dtype == torch.uint8
+        return values, decode_scale(x_scale, "ue8m0") if is_code else x_scale
+
+    stem = f"g{group}{wide_suffix(site.request)}"
+    table = configurations("gemm_fp8_block", site.target)
+    operands = (data, scale.contiguous())
+    return _bind_two_fp8(site, _gemm_fp8_block_kernel, operands, rounded, _by_size(table, stem), {})
+
+
+def _bind_widened(site: _Site) -> Product:
+    """For a matrix unit without FP8. Raises BindingError for a weight that holds a NaN."""
+    form, activation = site.weight.format, site.request.weight_format.activation
+    group, bits = int(form.group_size or 0), site.weight.data.contiguous().view(torch.uint8)
+    _check_numbers(site.request, bits)
+    scale = decode_scale(site.weight.scale, form.scale_dtype).contiguous()
+    is_ue8m0 = "ue8m0" in activation or activation.startswith("mxfp8")
+    quantize = bind_quantize_rows(
+        site.target.arch, group=group, out_dtype="fp8_e4m3fn", is_ue8m0=is_ue8m0
+    )
+
+    def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        values, x_scale = rounded_rows(x, quantize, "fp8_e4m3fn", group)
+        is_code = x_scale.dtype == torch.uint8
+        return values.view(torch.uint8), decode_scale(x_scale, "ue8m0") if is_code else x_scale
+
+    is_wide = bool(wide_suffix(site.request))
+    tiles = {
+        size: widened_tiles(site.target, group, size, is_wide=is_wide)
+        for size in ("large", "small")
+    }
+    return _bind_two_fp8(site, _gemm_fp8_widened_kernel, (bits, scale), rounded, tiles, {})
+
+
+def _bind_mxfp8(site: _Site) -> Product:
+    weight = site.weight
+    scale = weight.scale if weight.scale.dtype == torch.uint8 else encode_ue8m0(weight.scale)
+    quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
+
+    def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        values, codes = rounded_rows(x, quantize, "fp8_e4m3fn", 32)
+        if codes.dtype != torch.uint8:
+            raise ValueError(
+                f"gemm: required scales as ue8m0 codes (uint8), found {codes.dtype}; round x "
+                "with scales in ue8m0, or pass it as it is"
+            )
+        return values, codes
+
+    stem = f"weight32{wide_suffix(site.request)}"
+    found = _by_size(configurations("gemm_mxfp8", site.target), stem)
+    operands = (weight.data.contiguous(), scale.contiguous())
+    more = {"SCALE_N": weight.format.block_n}
+    return _bind_two_fp8(site, _gemm_mxfp8_kernel, operands, rounded, found, more)
+
+
+def _by_size(table: Mapping[str, Mapping[str, int]], stem: str) -> Mapping[str, Mapping[str, int]]:
+    return {"large": table[stem], "small": table[f"{stem}-small"]}
+
+
+def _bind_two_fp8(
+    site: _Site,
+    kernel: Any,
+    operands: tuple[torch.Tensor, torch.Tensor],
+    rounded: Callable[[Rows], tuple[torch.Tensor, torch.Tensor]],
+    tiles: Mapping[str, Mapping[str, int]],
+    constants: Mapping[str, int],
+) -> Product:
+    """A product of FP8 operands. operands: the weight and its scales; rounded: rows to values and
+    scales; tiles: by size. A bias is a residual whose rows are all the same."""
+    request, tuned, split, bias = site.request, site.tuned, site.split, site.bias
+    after, (data, scale) = Epilogue(request, bias), operands
+    features = request.out_features
+
+    def product(x: Rows, residual: torch.Tensor | None = None) -> Rows:
+        values, x_scale = rounded(x)
         rows = values.shape[0]
         result = after.result(rows, values.device, residual)
-        name = f"{stem}-small" if size_of(rows) == "small" else stem
-        features = request.out_features
         if split is not None and split.covers(rows):
             split.launch((values, x_scale), (data, scale, scale), result)
         elif rows:
-            config = tuned.choose(rows, found[name])
-            _gemm_fp8_block_kernel[(grid_of(config, rows, features),)](
+            config = {**tuned.choose(rows, tiles[size_of(rows)]), **constants}
+            kernel[(grid_of(config, rows, features),)](
                 values, x_scale, data, scale, *result.pointers, rows, features, request.k,
                 values.stride(0), x_scale.stride(0), data.stride(0), scale.stride(0),
                 *result.strides, **after.constants, **config,
             )  # fmt: skip
         return result.rows
 
-    return kernel
+    return product
 
 
 def rounded_rows(
@@ -132,102 +214,46 @@ def as_fnuz(data: torch.Tensor) -> torch.Tensor:
     return torch.where(bits == 0x80, 0, bits).to(torch.uint8).view(torch.float8_e4m3fnuz)
 
 
-def _bind_mxfp8(
-    request: GemmRequest,
-    target: Target,
-    weight: QuantizedWeight,
-    tuned: TunedRows,
-    split: SplitK | None,
-) -> Product:
-    data, after = weight.data.contiguous(), Epilogue(request)
-    scale = weight.scale if weight.scale.dtype == torch.uint8 else encode_ue8m0(weight.scale)
-    codes = scale.contiguous()
-    quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
-    found = configurations("gemm_mxfp8", target)
-    scale_n = {"SCALE_N": weight.format.block_n}
-    stem = f"weight32{wide_suffix(request)}"
+def _bind_weight_only(site: _Site, kernel: str) -> Product:
+    """A weight that alone is quantised; its rows stay as they are."""
+    request, weight, tuned, split = site.request, site.weight, site.tuned, site.split
+    data, scale, name = weight.data.contiguous(), weight.scale, form_of_weight(request, kernel)
+    if kernel == "gemm.fp8_weight_only":
+        data, scale = data.view(torch.uint8), decode_scale(scale, weight.format.scale_dtype)
+        _check_numbers(request, data)
+    scale = scale.reshape(scale.shape[0], -1).contiguous()
+    minimum = scale if weight.minimum is None else weight.minimum.contiguous()
+    after, features = Epilogue(request), request.out_features
+    is_gated = request.epilogue == "silu_gated"
+    tiles = {
+        size: weight_only_tiles(site.target, name, size, is_gated=is_gated)
+        for size in ("large", "small")
+    }
+    form = {**form_constants(name), **after.constants, "HAS_BIAS": site.bias is not None}
+    bias = scale if site.bias is None else site.bias
 
-    def kernel(x: Rows, residual: torch.Tensor | None = None) -> Rows:
-        values, x_codes = rounded_rows(x, quantize, "fp8_e4m3fn", 32)
-        if x_codes.dtype != torch.uint8:
-            raise ValueError(
-                f"gemm: required scales as ue8m0 codes (uint8), found {x_codes.dtype}; round x "
-                "with scales in ue8m0, or pass it as it is"
-            )
-        rows = values.shape[0]
-        result = after.result(rows, values.device, residual)
-        name = f"{stem}-small" if size_of(rows) == "small" else stem
-        features = request.out_features
+    def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
+        rows = x.shape[0]
+        result = after.result(rows, x.device, residual)
         if split is not None and split.covers(rows):
-            split.launch((values, x_codes), (data, codes, codes), result)
+            split.launch((x, x), (data, scale, minimum), result)
         elif rows:
-            config = tuned.choose(rows, found[name]) | scale_n
-            _gemm_mxfp8_kernel[(grid_of(config, rows, features),)](
-                values, x_codes, data, codes, *result.pointers, rows, features, request.k,
-                values.stride(0), x_codes.stride(0), data.stride(0), codes.stride(0),
-                *result.strides, **after.constants, **config,
+            config = tuned.choose(rows, tiles[size_of(rows)])
+            _gemm_weight_only_kernel[(grid_of(config, rows, features),)](
+                x, data, scale, minimum, bias, *result.pointers, rows, features, request.k,
+                x.stride(0), data.stride(0), scale.stride(0), *result.strides, **form, **config,
             )  # fmt: skip
         return result.rows
 
-    return kernel
+    return product
 
 
-def _bind_fp8_weight_only(
-    request: GemmRequest, target: Target, weight: QuantizedWeight, split: SplitK | None
-) -> Product:
-    form, after = weight.format, Epilogue(request)
-    data = weight.data.contiguous().view(torch.uint8)
-    scale = decode_scale(weight.scale, form.scale_dtype).contiguous()
-    if bool((data & 0x7F == 0x7F).any()):
-        # The kernel would read such a code as a number.
+def _check_numbers(request: GemmRequest, bits: torch.Tensor) -> None:
+    """Raises BindingError for a NaN among e4m3 codes, which the kernel would read as a number."""
+    if bool((bits & 0x7F == 0x7F).any()):
         raise BindingError(
             f"Triton product for {request.label}",
             "FP8 weights that are numbers",
             "NaN among them",
             "load another checkpoint",
         )
-
-    def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
-        rows = x.shape[0]
-        result = after.result(rows, x.device, residual)
-        if split is not None and split.covers(rows):
-            split.launch((x, x), (data, scale, scale), result)
-        elif rows:
-            config = fp8_weight_tiles(target, size_of(rows))
-            _gemm_fp8_weight_kernel[(grid_of(config, rows, request.n),)](
-                x, data, scale, result.y, result.residual, rows, request.n, request.k,
-                x.stride(0), data.stride(0), scale.stride(0), *result.strides,
-                GROUP_K=int(form.group_size or 0), HAS_RESIDUAL=after.has_residual, **config,
-            )  # fmt: skip
-        return result.y
-
-    return kernel
-
-
-def _bind_weight_only(
-    request: GemmRequest,
-    target: Target,
-    weight: QuantizedWeight,
-    tuned: TunedRows,
-    split: SplitK | None,
-) -> Product:
-    form, after = weight.format, Epilogue(request)
-    data, scale = weight.data.contiguous(), weight.scale.reshape(request.n, -1).contiguous()
-    minimum = scale if weight.minimum is None else weight.minimum.contiguous()
-
-    def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
-        rows = x.shape[0]
-        result = after.result(rows, x.device, residual)
-        if split is not None and split.covers(rows):
-            split.launch((x, x), (data, scale, minimum), result)
-        elif rows:
-            config = tuned.choose(rows, pick("gemm_weight_only", target, rows))
-            _gemm_weight_only_kernel[(grid_of(config, rows, request.n),)](
-                x, data, scale, minimum, result.y, result.residual, rows, request.n, request.k,
-                x.stride(0), data.stride(0), scale.stride(0), *result.strides,
-                BITS=form.bits, GROUP_K=int(form.group_size or 0),
-                HAS_MINIMUM=weight.minimum is not None, HAS_RESIDUAL=after.has_residual, **config,
-            )  # fmt: skip
-        return result.y
-
-    return kernel

@@ -41,9 +41,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What follows the product of a request. constants: as the kernels name them."""
+    """What follows the product of a request. constants: as the kernels name them. bias: [N], where
+    the kernel adds it as a residual whose rows are all the same."""
 
     request: GemmRequest
+    bias: torch.Tensor | None = None
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -52,7 +54,7 @@ class Epilogue:
         return {
             "EPILOGUE": EPILOGUES[self.request.epilogue],
             "CLAMP": 0.0 if fused is None else float(fused.clamp),
-            "HAS_RESIDUAL": self.has_residual,
+            "HAS_RESIDUAL": self.has_residual or self.bias is not None,
             "OUT_GROUP": group,
             "OUT_LARGEST": LARGEST[self.request.out_dtype] if group else 0.0,
             "OUT_UE8M0": bool(fused is not None and group and fused.out_scale_dtype == "ue8m0"),
@@ -80,6 +82,8 @@ class Epilogue:
                 f"{request.label}: required no residual, which the op gemm does not add, "
                 f"found {list(residual.shape)}; ask for a FusedGemmRequest with has_residual=True"
             )
+        if self.bias is not None:
+            residual = self.bias.expand(shape)
         name = request.out_dtype or request.dtype
         group = request.out_group_size if isinstance(request, FusedGemmRequest) else 0
         if not group:

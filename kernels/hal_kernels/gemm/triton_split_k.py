@@ -26,6 +26,7 @@ class SplitK:
     request: GemmRequest
     splits: int
     config: Mapping[str, Any]
+    bias: torch.Tensor | None = None
 
     def covers(self, rows: int) -> bool:
         """Whether so many rows are split."""
@@ -51,13 +52,18 @@ class SplitK:
         )  # fmt: skip
         block = min(1024, triton.next_power_of_2(features))
         _split_k_kernel[(count, triton.cdiv(features, block))](
-            part, part, *result.pointers, count, features, *result.strides,
-            BLOCK_N=block, SPLIT_K=splits, HAS_BIAS=False, **Epilogue(request).constants,
+            part, part if self.bias is None else self.bias, *result.pointers,
+            count, features, *result.strides, BLOCK_N=block, SPLIT_K=splits,
+            HAS_BIAS=self.bias is not None, **Epilogue(request).constants,
         )  # fmt: skip
 
 
 def bind_split_k(
-    request: GemmRequest, device: DeviceSpec, kernel: str, target: Target
+    request: GemmRequest,
+    device: DeviceSpec,
+    kernel: str,
+    target: Target,
+    bias: torch.Tensor | None = None,
 ) -> SplitK | None:
     """None where few rows of the request are not split. kernel: of its whole product."""
     found = split_of(request, device, kernel)
@@ -66,4 +72,4 @@ def bind_split_k(
     choice, splits = found
     form = choice.config.removesuffix("-gated")
     is_gated = request.epilogue == "silu_gated"
-    return SplitK(request, splits, split_k_tiles(target, form, is_gated=is_gated))
+    return SplitK(request, splits, split_k_tiles(target, form, is_gated=is_gated), bias)

@@ -29,12 +29,14 @@ def bind_stream_k(
     bias: torch.Tensor | None,
 ) -> Attempt | None:
     """attempt(x[M, K], y[M, N]) -> whether y was written; False where the model prefers whole
-    tiles. None where nothing is known of how many programs run at a time, or no machine code shows
-    that the kernel is a fast path here.
+    tiles. None for results in another dtype, where nothing is known of how many programs run at a
+    time, or no machine code shows that the kernel is a fast path here.
 
     For up to FEW_ROWS rows a row does not depend on the others; for more, the number of tiles
     decides where K is cut, and with it the rounding of float32 sums.
     """
+    if request.out_dtype not in ("", request.dtype):
+        return None  # compiled for results in the rows' own type
     units = int(device.attributes.get("compute_units", 0))
     usable = {
         size

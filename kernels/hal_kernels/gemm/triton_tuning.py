@@ -13,6 +13,8 @@ from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.triton_limits import choose_kernel, choose_kernels, size_of
 from hal_kernels.gemm.triton_variants import configurations
+from hal_kernels.gemm.weight_only_variants import weight_only_tiles
+from hal_kernels.gemm.widened_variants import widened_tiles
 from hal_kernels.tuning.performance_model import Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
@@ -26,13 +28,22 @@ _FORMATS = {
     ("gemm.fp8_block", "g32"): "fp8_block32_ue8m0_a8",
     ("gemm.fp8_block", "g128-gated"): "fp8_block128_a8",
     ("gemm.fp8_block", "g32-gated"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_widened", "g128"): "fp8_block128_a8",
+    ("gemm.fp8_widened", "g32"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_widened", "g128-gated"): "fp8_block128_a8",
+    ("gemm.fp8_widened", "g32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.mxfp8", "weight32"): "fp8_block32_ue8m0_a8",
     ("gemm.mxfp8", "weight32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.weight_only", "w8"): "int8_channel",
     ("gemm.weight_only", "w8g32"): "int8_g32",
     ("gemm.weight_only", "w4g32"): "int4_g32",
     ("gemm.weight_only", "w4g32-asym"): "int4_g32_asym",
+    ("gemm.weight_only", "w8-gated"): "int8_channel",
+    ("gemm.weight_only", "w8g32-gated"): "int8_g32",
+    ("gemm.weight_only", "w4g32-gated"): "int4_g32",
+    ("gemm.weight_only", "w4g32-asym-gated"): "int4_g32_asym",
 }
+_ALIKE = ("-bias", "-silu", "-float32")  # what follows a product, and does not change what is tuned
 # Scales of groups included.
 _WEIGHT_BYTES = {"w8": 1.0, "w8g32": 1.0625, "w4g32": 0.5625, "w4g32-asym": 0.625}
 
@@ -58,11 +69,17 @@ def whole_shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, Shape
     if choice.kernel == "gemm.dense":
         form = "gated" if name.endswith("-gated") else "bias" if name.endswith("-bias") else "plain"
     elif choice.kernel == "gemm.weight_only":
-        form = name.partition("-")[2]
+        form = _without_alike(name.partition("-")[2])
     else:
-        form = name.removesuffix("-small")
+        form = _without_alike(name.removesuffix("-small"))
     sizes = {"n": request.n, "k": request.k}
     return choice.kernel, shape_class(choice.dtype, form, request.tokens.high, sizes)
+
+
+def _without_alike(form: str) -> str:
+    for suffix in _ALIKE:
+        form = form.removesuffix(suffix)
+    return form
 
 
 def _tiles(shape: ShapeClass) -> list[tuple[int, int]]:
@@ -111,7 +128,7 @@ def _weight_only_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[st
             "num_warps": _warps(m, n), "num_stages": stages,
         }
         for m, n in _tiles(shape)
-        if m * n <= 128 * 128
+        if m * n * _halves(shape) <= 128 * 128
         for k in (64, 128)
         for stages in _depths(target)
     ]  # fmt: skip
@@ -131,6 +148,16 @@ def _fp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]
         for warps in (4, 8)
         for stages in _depths(target)
     ]  # fmt: skip
+
+
+def _widened_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    steps = (32,) if shape.form.startswith("g32") else (32, 64)
+    return [
+        {**tile, "BLOCK_K": k}
+        for tile in _fp8_space(target, shape)
+        if tile["BLOCK_M"] * tile["BLOCK_N"] * _halves(shape) <= 64 * 128
+        for k in steps
+    ]
 
 
 def _mxfp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
@@ -154,14 +181,21 @@ def _dense_default(target: Target, shape: ShapeClass) -> Default:
 
 
 def _weight_only_default(target: Target, shape: ShapeClass) -> Default:
-    size = size_of(shape.rows)
-    table = configurations("gemm_weight_only", target)
-    return Default(config=f"{size}-{shape.form}", configuration=table[size])
+    size, is_gated = size_of(shape.rows), _halves(shape) == 2
+    name = shape.form.removesuffix("-gated")
+    tiles = weight_only_tiles(target, name, size, is_gated=is_gated)
+    return Default(config=f"{size}-{shape.form}", configuration=tiles)
 
 
 def _fp8_default(target: Target, shape: ShapeClass) -> Default:
     name = f"{shape.form}-small" if size_of(shape.rows) == "small" else shape.form
     return Default(config=name, configuration=configurations("gemm_fp8_block", target)[name])
+
+
+def _widened_default(target: Target, shape: ShapeClass) -> Default:
+    size, group = size_of(shape.rows), 32 if shape.form.startswith("g32") else 128
+    tiles = widened_tiles(target, group, size, is_wide=_halves(shape) == 2)
+    return Default(config=shape.form + "-small" * (size == "small"), configuration=tiles)
 
 
 def _mxfp8_default(target: Target, shape: ShapeClass) -> Default:
@@ -177,7 +211,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
     depth = configuration.get("BLOCK_K", configuration.get("GROUP_K", 64))
     splits = configuration.get("SPLIT_K", 1)
     activation = 1.0 if shape.dtype.startswith("fp8") else 2.0
-    weight = _WEIGHT_BYTES.get(shape.form, activation)
+    weight = _WEIGHT_BYTES.get(shape.form.removesuffix("-gated"), activation)
     blocks = -(-shape.rows // m) * -(-columns // n)
     whole = -(-k // depth)
     steps = -(-whole // splits)
@@ -278,6 +312,12 @@ TUNABLE = (
         call=_quantised_call("gemm.fp8_block"),
     ),
     TunableKernel(
+        kernel="gemm.fp8_widened", module=_MODULE, size_names=_SIZES,
+        forms=("g128", "g32", "g128-gated", "g32-gated"),
+        dtypes=_eight, default=_widened_default, space=_widened_space, footprint=_footprint,
+        call=_quantised_call("gemm.fp8_widened"),
+    ),
+    TunableKernel(
         kernel="gemm.mxfp8", module=_MODULE, size_names=_SIZES,
         forms=("weight32", "weight32-gated"),
         dtypes=_eight, default=_mxfp8_default, space=_mxfp8_space, footprint=_footprint,
@@ -285,8 +325,9 @@ TUNABLE = (
     ),
     TunableKernel(
         kernel="gemm.weight_only", module=_MODULE, size_names=_SIZES,
-        forms=("w8", "w8g32", "w4g32", "w4g32-asym"), dtypes=lambda target: ("bfloat16",),
-        default=_weight_only_default, space=_weight_only_space, footprint=_footprint,
+        forms=tuple(form for kernel, form in _FORMATS if kernel == "gemm.weight_only"),
+        dtypes=lambda target: ("bfloat16",), default=_weight_only_default,
+        space=_weight_only_space, footprint=_footprint,
         call=_quantised_call("gemm.weight_only"),
     ),
 )  # fmt: skip

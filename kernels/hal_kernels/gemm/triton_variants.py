@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from hal_kernels.tuning.default_tables import load_default_tables
 
 _MODULE = "hal_kernels.gemm.triton_kernels"
 _CONFIGS = load_default_tables(Path(__file__).with_name("triton_configs.json"))
-_SIZES = {"M": "i32", "N": "i32", "K": "i32"}
-_STRIDES = ("stride_xm", "stride_wn", "stride_ym", "stride_rm")
+SIZES = {"M": "i32", "N": "i32", "K": "i32"}
+STRIDES = ("stride_xm", "stride_wn", "stride_ym", "stride_rm")
 SOURCES = ("hal_kernels.gemm.epilogues", "hal_kernels.quantize.triton_kernels")
+# Architectures whose matrix unit multiplies scales of 32 columns in; others take blocks of FP8.
+SCALED_UNITS = frozenset({"sm_100", "sm_103", "sm_120", "gfx950"})
+# Those whose matrix unit has no FP8: products of it are those of `widened_variants`.
+WIDENED_UNITS = frozenset({"sm_80", "gfx90a", "gfx1100"})
 GATED: dict[str, Any] = {"EPILOGUE": 2}
 # What follows a product of the op `gemm`, as the kernels' constants have it: its bias and gate.
 PLAIN: dict[str, Any] = {
@@ -49,14 +54,35 @@ def _split(constants: Mapping[str, int]) -> tuple[dict[str, Any], int, int]:
     return rest, rest.pop("num_warps"), rest.pop("num_stages")
 
 
+# Forms of a dense product: table of tiles, suffix, epilogue and whether it has a bias. A bias
+# stands for none, and an activation too.
+DENSE_KINDS = (
+    ("gemm", "", 0, False),
+    ("gemm", "-bias", 1, True),
+    ("gemm_gated", "-gated", 2, True),
+)
+
+
 def _dense(target: Target) -> Sequence[KernelVariant]:
-    kinds = (("gemm", "", 0, False), ("gemm", "-bias", 0, True), ("gemm_gated", "-gated", 2, False))
-    return tuple(
-        dense_variant(target, dtype, name + suffix, given, has_bias, {**PLAIN, "EPILOGUE": gate})
-        for dtype in ("bfloat16", "float16")
-        for table, suffix, gate, has_bias in kinds
-        for name, given in configurations(table, target).items()
-    )
+    variants = []
+    for dtype in ("bfloat16", "float16"):
+        for table, suffix, epilogue, has_bias in DENSE_KINDS:
+            after = {**PLAIN, "EPILOGUE": epilogue}
+            for name, given in configurations(table, target).items():
+                variants.append(dense_variant(target, dtype, name + suffix, given, has_bias, after))
+        # Results in float32 are those of routers and heads. Where K is split it stores parts alone.
+        for name, given in configurations("gemm", target).items():
+            if name != "split":
+                config = f"{name}-float32"
+                plain = dense_variant(target, dtype, config, given, False, PLAIN)
+                variants.append(stored_as(plain, "float32"))
+    return variants
+
+
+def stored_as(variant: KernelVariant, dtype: str) -> KernelVariant:
+    """The variant with its result in another type than its rows."""
+    stored = {"y_MN_ptr": dtype, "y_scale_MG_ptr": dtype}
+    return replace(variant, pointers={**variant.pointers, **stored})
 
 
 def dense_variant(
@@ -77,32 +103,51 @@ def dense_variant(
             **result_pointers(target, after, dtype),
             "part_SMN_ptr": "float32",
         },
-        scalars={**_SIZES, **dict.fromkeys(_STRIDES, "i32")},
-        divisible=frozenset({"N", "K", *_STRIDES}),
+        scalars={**SIZES, **dict.fromkeys(STRIDES, "i32")},
+        divisible=frozenset({"N", "K", *STRIDES}),
         constants={**constants, **after, "HAS_BIAS": has_bias},
         num_warps=warps,
         num_stages=stages,
     )
 
 
+# What may follow a product of FP8 operands, by suffix; gated ones have tiles of their own. A bias
+# is a residual whose rows are all the same.
+FP8_AFTER: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "-bias": {"HAS_RESIDUAL": True},
+    "-silu": {"EPILOGUE": 1},
+    "-float32": {},
+}
+
+
 def _fp8_block(target: Target) -> Sequence[KernelVariant]:
-    return tuple(
-        fp8_variant(target, name, given, "float32", PLAIN | _gate_of(name))
-        for name, given in configurations("gemm_fp8_block", target).items()
-    )
+    if target.arch in WIDENED_UNITS:
+        return ()
+    return _of_two_fp8(target, "gemm_fp8_block", "float32", FP8_AFTER)
 
 
 def _mxfp8(target: Target) -> Sequence[KernelVariant]:
-    if target.fp8_dtype != "fp8_e4m3fn":
-        return ()  # OCP Microscaling is defined on e4m3fn
-    return tuple(
-        fp8_variant(target, name, given, "uint8", PLAIN | _gate_of(name))
-        for name, given in configurations("gemm_mxfp8", target).items()
-    )
+    if target.arch not in SCALED_UNITS:
+        return ()  # the compiler would scale and widen the operands: blocks of FP8 serve there
+    return _of_two_fp8(target, "gemm_mxfp8", "uint8", FP8_AFTER)
 
 
-def _gate_of(name: str) -> dict[str, Any]:
-    return GATED if "-gated" in name else {}
+def _of_two_fp8(
+    target: Target, table: str, scale: str, forms: Mapping[str, Mapping[str, Any]]
+) -> Sequence[KernelVariant]:
+    variants = []
+    for name, given in configurations(table, target).items():
+        if "-gated" in name:
+            variants.append(fp8_variant(target, name, given, scale, PLAIN | GATED))
+            continue
+        stem, small = name.removesuffix("-small"), "-small" * name.endswith("-small")
+        for suffix, after in forms.items() if stem != "large" else (("", {}),):
+            variant = fp8_variant(
+                target, f"{stem}{suffix}{small}", given, scale, PLAIN | dict(after)
+            )
+            variants.append(stored_as(variant, "float32") if suffix == "-float32" else variant)
+    return variants
 
 
 def fp8_variant(
@@ -121,109 +166,12 @@ def fp8_variant(
             "w_scale_NG_ptr" if scale == "uint8" else "w_scale_ptr": scale,
             **result_pointers(target, after, "bfloat16"),
         },
-        scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_xs", "stride_ws"), "i32")},
-        divisible=frozenset({"N", "K", *_STRIDES}),
+        scalars={**SIZES, **dict.fromkeys((*STRIDES, "stride_xs", "stride_ws"), "i32")},
+        divisible=frozenset({"N", "K", *STRIDES}),
         constants={**constants, **after},
         num_warps=warps,
         num_stages=stages,
     )
-
-
-def _weight_only(target: Target) -> Sequence[KernelVariant]:
-    return tuple(
-        variant
-        for dtype in ("bfloat16", "float16")
-        for variant in weight_only_variants(target, has_residual=False, dtype=dtype)
-    )
-
-
-def weight_only_variants(
-    target: Target, *, has_residual: bool, dtype: str = "bfloat16"
-) -> Sequence[KernelVariant]:
-    """Integer weights that are widened in registers, every format in every configuration."""
-    kinds = (
-        ("w8", 8, 0, False),
-        ("w8g32", 8, 32, False),
-        ("w4g32", 4, 32, False),
-        ("w4g32-asym", 4, 32, True),
-    )
-    variants = []
-    for name, given in configurations("gemm_weight_only", target).items():
-        for suffix, bits, group, has_minimum in kinds:
-            constants, warps, stages = _split(given)
-            variants.append(
-                KernelVariant(
-                    dtype=dtype,
-                    config=f"{name}-{suffix}",
-                    pointers={
-                        "x_MK_ptr": dtype,
-                        "w_ptr": "int8" if bits == 8 else "uint8",
-                        "scale_NG_ptr": "float16" if group else "float32",
-                        "minimum_NG_ptr": "float16",
-                        "y_MN_ptr": dtype,
-                        "residual_MN_ptr": dtype,
-                    },
-                    scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_sn"), "i32")},
-                    divisible=frozenset({"N", "K", *_STRIDES}),
-                    constants={
-                        **constants,
-                        "BITS": bits,
-                        "GROUP_K": group,
-                        "HAS_MINIMUM": has_minimum,
-                        "HAS_RESIDUAL": has_residual,
-                    },
-                    num_warps=warps,
-                    num_stages=stages,
-                )
-            )
-    return variants
-
-
-def fp8_weight_tiles(target: Target, size: str) -> dict[str, int]:
-    """Tile sizes and launch options of FP8 weights whose activations stay: those of other weights
-    that are widened in registers. size: "large" or "small"."""
-    if size == "large":
-        # Of these the registers hold less beside the widened weight.
-        is_rdna = target.arch.startswith(("gfx11", "gfx12"))
-        return {
-            "BLOCK_M": 64,
-            "BLOCK_N": 32 if target.arch.startswith("gfx11") else 64,
-            "GROUP_M": 8,
-            "num_warps": 8 if is_rdna else 4,
-            "num_stages": 2,
-        }
-    return {"BLOCK_M": 16, "BLOCK_N": 32, "GROUP_M": 1, "num_warps": 4, "num_stages": 2}
-
-
-def _fp8_weight(target: Target) -> Sequence[KernelVariant]:
-    return fp8_weight_variants(target, has_residual=False)
-
-
-def fp8_weight_variants(target: Target, *, has_residual: bool) -> Sequence[KernelVariant]:
-    """FP8 weights whose activations stay as they are, every block size in every size of tiles."""
-    variants = []
-    for size in ("large", "small"):
-        for group in (32, 128):
-            constants, warps, stages = _split(fp8_weight_tiles(target, size))
-            variants.append(
-                KernelVariant(
-                    dtype="bfloat16",
-                    config=f"{size}-g{group}",
-                    pointers={
-                        "x_MK_ptr": "bfloat16",
-                        "w_NK_ptr": "uint8",
-                        "scale_BB_ptr": "float32",
-                        "y_MN_ptr": "bfloat16",
-                        "residual_MN_ptr": "bfloat16",
-                    },
-                    scalars={**_SIZES, **dict.fromkeys((*_STRIDES, "stride_sb"), "i32")},
-                    divisible=frozenset({"N", "K", *_STRIDES}),
-                    constants={**constants, "GROUP_K": group, "HAS_RESIDUAL": has_residual},
-                    num_warps=warps,
-                    num_stages=stages,
-                )
-            )
-    return variants
 
 
 def _sum_of_splits(target: Target) -> Sequence[KernelVariant]:
@@ -289,14 +237,5 @@ KERNELS = (
     TritonKernel(
         name="gemm.mxfp8", op="gemm", module=_MODULE, function="_gemm_mxfp8_kernel",
         variants=_mxfp8, uses_matrix_unit=True, sources=SOURCES,
-    ),
-    TritonKernel(
-        name="gemm.weight_only", op="gemm", module=_MODULE, function="_gemm_weight_only_kernel",
-        variants=_weight_only, uses_matrix_unit=True, sources=SOURCES,
-    ),
-    TritonKernel(
-        name="gemm.fp8_weight_only", op="gemm", module="hal_kernels.gemm.fp8_weight_kernels",
-        function="_gemm_fp8_weight_kernel", variants=_fp8_weight, uses_matrix_unit=True,
-        sources=(_MODULE, *SOURCES, "hal_kernels.kv_write.packed_rows"),
     ),
 )  # fmt: skip

@@ -14,8 +14,9 @@ from hal.ops.formats import QuantizedWeight
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import decode_scale
 from hal.reasons import Reason
-from hal_kernels.gemm.triton_quantised import as_fnuz, with_decoded_scales
+from hal_kernels.gemm.triton_quantised import as_fnuz
 from hal_kernels.gemm.triton_tiles import target_of
+from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_fp8_kernel,
     _grouped_gemm_kernel,
@@ -26,7 +27,9 @@ from hal_kernels.grouped_gemm.triton_tuning import chosen, shape_of
 from hal_kernels.grouped_gemm.triton_variants import tiles
 from hal_kernels.grouped_gemm.weight_only_kernels import _grouped_gemm_weight_only_kernel
 from hal_kernels.grouped_gemm.weight_only_variants import weight_only_tiles
-from hal_kernels.quantize.triton import Quantizer, bind_quantize_groups
+from hal_kernels.grouped_gemm.widened_kernels import _grouped_gemm_fp8_widened_kernel
+from hal_kernels.grouped_gemm.widened_variants import widened_expert_tiles
+from hal_kernels.quantize.triton import bind_quantize_groups, bind_quantize_rows
 from hal_kernels.tuning.store import tuned_rows
 
 GroupedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -80,6 +83,8 @@ def _launch(
     tuned = tuned_rows(shape_of(request, device), device)
 
     def default_of(rows: int) -> dict[str, Any]:
+        if kind == "fp8_widened":
+            return widened_expert_tiles(target, group, rows, is_gated=is_gated)
         if stored:
             return weight_only_tiles(target, stored, rows, is_gated=is_gated)
         return tiles(target, kind, rows, is_gated=is_gated, group=group)
@@ -127,25 +132,29 @@ def _bind_fp8(
     if fp8 == "fp8_e4m3fnuz":
         data, scale = as_fnuz(data), scale * 2.0
     data, scale = data.contiguous(), scale.contiguous()
-    launch, width = _launch(request, device, "fp8", group), request.out_features
+    is_widened = device.arch in WIDENED_UNITS
+    kind = "fp8_widened" if is_widened else "fp8"
+    launch, width = _launch(request, device, kind, group), request.out_features
+    block = {"GROUP_K": group, "SCALE_N": form.block_n}
+    product: Any = _grouped_gemm_fp8_kernel
+    if is_widened:
+        product, data = _grouped_gemm_fp8_widened_kernel, data.view(torch.uint8)
+        _check_numbers(request, data)
     is_power_of_two = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
-    quantize: Quantizer = (
-        with_decoded_scales(group, fp8)
-        if is_power_of_two
-        else bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=False)
-    )
+    quantize = bind_quantize_rows(device.arch, group=group, out_dtype=fp8, is_ue8m0=is_power_of_two)
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if x.shape[0]:
             values, x_scale = quantize(x)
+            if is_power_of_two:
+                x_scale = decode_scale(x_scale, "ue8m0")
             grid, config = launch(x.shape[0])
-            _grouped_gemm_fp8_kernel[grid](
-                values, x_scale, data, scale, y, expert_offsets, width, request.k,
+            product[grid](
+                values.view(data.dtype), x_scale, data, scale, y, expert_offsets, width, request.k,
                 values.stride(0), x_scale.stride(0), data.stride(0), data.stride(1),
                 scale.stride(0), scale.stride(1), y.stride(0),
-                GROUP_K=group, SCALE_N=form.block_n,
-                **config,
+                **(config | block),
             )  # fmt: skip
         return y
 
@@ -174,6 +183,17 @@ def _bind_mxfp4(
     return kernel
 
 
+def _check_numbers(request: GroupedGemmRequest, bits: torch.Tensor) -> None:
+    """Raises BindingError for a NaN among e4m3 codes, which the kernel would read as a number."""
+    if bool((bits & 0x7F == 0x7F).any()):
+        raise BindingError(
+            f"Triton product for {request.label}",
+            "FP8 weights that are numbers",
+            "NaN among them",
+            "load another checkpoint",
+        )
+
+
 def _bind_weight_only(
     request: GroupedGemmRequest,
     device: DeviceSpec,
@@ -185,14 +205,8 @@ def _bind_weight_only(
     data = data.view(torch.uint8)
     if form == "g128":
         scale = decode_scale(scale, request.weight_format.scale_dtype)
-    if form != "mxfp4" and bool((data & 0x7F == 0x7F).any()):
-        # The kernel would read such a code as a number.
-        raise BindingError(
-            f"Triton product for {request.label}",
-            "FP8 weights that are numbers",
-            "NaN among them",
-            "load another checkpoint",
-        )
+    if form != "mxfp4":
+        _check_numbers(request, data)
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)

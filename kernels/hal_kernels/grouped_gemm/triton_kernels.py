@@ -169,7 +169,9 @@ def _mxfp4_product(
     """One step along K of x @ w.T, added to acc; see `_grouped_gemm_mxfp4_kernel`. w_ptrs, ws_rows:
     of the first column of each of the rows `cols` of w."""
     at_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-    w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & (at_b[None, :] < K // 2), other=0)
+    # K is one of 32, which the compiler does not know: without the hint it loads 8 bytes at a time.
+    in_b = at_b[None, :] < tl.multiple_of(K // 2, 16)
+    w = tl.load(w_ptrs + at_b[None, :], mask=cols[:, None] & in_b, other=0)
     if BLOCK_K == 32:
         w_scale = _power_of_two(tl.load(ws_rows + step, mask=cols, other=0))
         wide = _fp8_of_fp4(w, BLOCK_N, BLOCK_K, IS_FNUZ)

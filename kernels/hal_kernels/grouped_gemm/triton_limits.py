@@ -11,6 +11,7 @@ from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.gemm.triton_limits import KernelChoice, fp8_dtype
+from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS
 
 _WIDE = ("bfloat16", "float16")
@@ -39,7 +40,8 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
         config = f"g{form.group_size}-{size}{suffix}"
-        return KernelChoice("grouped_gemm.fp8_block", fp8_dtype(device), config)
+        kernel = "fp8_widened" if device.arch in WIDENED_UNITS else "fp8_block"
+        return KernelChoice(f"grouped_gemm.{kernel}", fp8_dtype(device), config)
     if form.activation == "float":
         stored = _weight_only_form(form)
         if stored:

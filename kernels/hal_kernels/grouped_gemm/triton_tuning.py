@@ -17,6 +17,7 @@ from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
 from hal_kernels.grouped_gemm.triton_limits import choose_kernel
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS, NEEDS_64_ROWS, tiles
+from hal_kernels.grouped_gemm.widened_variants import widened_expert_tiles
 from hal_kernels.tuning.performance_model import Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
@@ -25,6 +26,7 @@ _MODULE = "hal_kernels.grouped_gemm.triton"
 _SIZES = ("experts", "k", "n")
 _CHOSEN = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
 _DENSE_DEPTHS = {True: (32, 64, 128), False: (32, 64)}  # columns of a step, of few rows and of more
+_WIDENED_DEPTHS = {128: (32, 64), 32: (32,), 0: ()}  # by columns that share a scale
 _FORMATS = {"g128": "fp8_block128_a8", "g32": "fp8_block32_ue8m0_a8"}
 
 
@@ -45,7 +47,8 @@ def shape_of(request: GroupedGemmRequest, device: DeviceSpec) -> tuple[str, Shap
     if isinstance(choice, Reason) or choice.kernel == "grouped_gemm.weight_only":
         return None
     group = f"g{request.weight_format.group_size}"
-    parts = [group] if choice.kernel == "grouped_gemm.fp8_block" else []
+    is_block = choice.kernel in ("grouped_gemm.fp8_block", "grouped_gemm.fp8_widened")
+    parts = [group] if is_block else []
     parts += ["gated"] if request.epilogue == "silu_gated" else []
     sizes = {"experts": request.num_experts, "n": request.n, "k": request.k}
     rows = rows_of(request.tokens.high, request)
@@ -53,7 +56,8 @@ def shape_of(request: GroupedGemmRequest, device: DeviceSpec) -> tuple[str, Shap
 
 
 def _kind(kernel: str) -> str:
-    return {"grouped_gemm.dense": "dense", "grouped_gemm.mxfp4": "mxfp4"}.get(kernel, "fp8")
+    name = kernel.partition(".")[2]
+    return name if name in ("dense", "mxfp4", "fp8_widened") else "fp8"
 
 
 def _group(shape: ShapeClass) -> int:
@@ -68,7 +72,11 @@ def _default(kind: str) -> Any:
     def default(target: Target, shape: ShapeClass) -> Default:
         size = "small" if shape.rows <= FEW_ROWS else "large"
         group = f"g{_group(shape)}-" if _group(shape) else ""
-        found = tiles(target, kind, shape.rows, is_gated=_is_gated(shape), group=_group(shape))
+        found = (
+            widened_expert_tiles(target, _group(shape), shape.rows, is_gated=_is_gated(shape))
+            if kind == "fp8_widened"
+            else tiles(target, kind, shape.rows, is_gated=_is_gated(shape), group=_group(shape))
+        )
         name = f"{group}{size}{'-gated' if _is_gated(shape) else ''}"
         return Default(config=name, configuration=chosen(found))
 
@@ -83,14 +91,15 @@ def _space(kind: str) -> Any:
         depths = (2,) if target.backend == "hip" else (2, 3, 4) if kind != "mxfp4" else (2, 3)
         columns = (32, 64) if _is_gated(shape) else (32, 64, 128)
         warps = (2, 4, 8) if few and kind == "dense" else (2, 4) if few else (4, 8)
+        steps = {"dense": _DENSE_DEPTHS[few], "fp8_widened": _WIDENED_DEPTHS[_group(shape)]}
         tiles_of = [(m, n, w) for m in rows for n in columns for w in warps]
         if kind == "dense" and not few and not _is_gated(shape):
             tiles_of += [(m, 256, w) for m in rows for w in (8, 16)]
         return [
             {"BLOCK_M": m, "BLOCK_N": n, "num_warps": w, "num_stages": stages}
-            | ({"BLOCK_K": k} if kind == "dense" else {})
+            | ({"BLOCK_K": k} if kind in steps else {})
             for m, n, w in tiles_of
-            for k in (_DENSE_DEPTHS[few] if kind == "dense" else (64,))
+            for k in steps.get(kind, (64,))
             for stages in depths
         ]
 
@@ -177,5 +186,6 @@ def _tunable(kernel: str, forms: tuple[str, ...], dtypes: Any) -> TunableKernel:
 TUNABLE = (
     _tunable("grouped_gemm.dense", ("plain", "gated"), _wide),
     _tunable("grouped_gemm.fp8_block", ("g128", "g128-gated", "g32", "g32-gated"), _eight),
+    _tunable("grouped_gemm.fp8_widened", ("g128", "g128-gated", "g32", "g32-gated"), _eight),
     _tunable("grouped_gemm.mxfp4", ("plain", "gated"), _eight),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 
 _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 FEW_ROWS = 16  # per expert, up to which the small tiles are used
@@ -124,6 +125,8 @@ _QUANTISED_STRIDES = (
 
 
 def _fp8(target: Target) -> Sequence[KernelVariant]:
+    if target.arch in WIDENED_UNITS:
+        return ()
     fp8 = target.fp8_dtype
     return tuple(
         _variant(

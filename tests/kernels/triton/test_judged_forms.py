@@ -79,6 +79,8 @@ def assert_compiled(launched: Mapping[str, Any], variant: KernelVariant, *names:
         got, want = launched[name], variant.constants[name]
         if name == "CLAMP":  # its value is any
             got = want if got else 0.0
+        if name == "EPILOGUE" and variant.constants.get("HAS_BIAS"):
+            got = got or (want if want == 1 else 0)  # an activation behind a bias stands for none
         assert got == want or (name in STANDS_FOR_LESS and got == STANDS_FOR_LESS[name]), name
     for name, want in options.items():
         assert launched.get(name, want) == want, name
@@ -140,8 +142,8 @@ def weight_of(name: str, k: int) -> torch.Tensor | QuantizedWeight:
 FUNCTIONS = {
     "dense": "_gemm_kernel", "split_k_sum": "_split_k_kernel",
     "fp8_block": "_gemm_fp8_block_kernel", "mxfp8": "_gemm_mxfp8_kernel",
-    "weight_only": "_gemm_weight_only_kernel", "fp8_weight_only": "_gemm_fp8_weight_kernel",
-    "split_k": "_gemm_split_k_kernel",
+    "weight_only": "_gemm_weight_only_kernel", "fp8_weight_only": "_gemm_weight_only_kernel",
+    "split_k": "_gemm_split_k_kernel", "fp8_widened": "_gemm_fp8_widened_kernel",
 }  # fmt: skip
 
 
@@ -163,7 +165,15 @@ def recorded_products(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[st
             group, out_dtype, torch.uint8 if is_ue8m0 else torch.float32
         ),
     )
-    return recorded(monkeypatch, (products, quantised, split_k), *FUNCTIONS.values())
+    monkeypatch.setattr(
+        quantised,
+        "bind_quantize_rows",
+        lambda arch, group, out_dtype, is_ue8m0: quantized(
+            group, out_dtype, torch.uint8 if is_ue8m0 else torch.float32
+        ),
+    )
+    functions = dict.fromkeys(FUNCTIONS.values())
+    return recorded(monkeypatch, (products, quantised, split_k), *functions)
 
 
 def with_units(arch: str, units: int) -> DeviceSpec:
@@ -177,7 +187,7 @@ def test_products_with_what_follows(arch: str, units: int, monkeypatch: pytest.M
     found = recorded_products(monkeypatch)
     device, accepted = with_units(arch, units), 0
     for request in fused_requests():
-        if fused_limits.not_supported_reasons(request, device):
+        if fused_limits.not_supported_reasons(request, device, allowed=("native", "emulated")):
             continue
         accepted += 1
         choices = fused_limits.choose_kernels(request, device)
@@ -235,13 +245,25 @@ def quantised_requests() -> Iterator[GemmRequest]:
         "fp8_block128_a8", "fp8_block32_ue8m0_a8", "fp8_block128", "fp8_block32_ue8m0",
         "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym",
     )  # fmt: skip
-    for name, dtype, rows, k, epilogue, has_bias in itertools.product(
+    for name, dtype, rows, k, epilogue, has_bias, out in itertools.product(
         names, ("bfloat16", "float16"), (1, 64), (256, 2176, 4224), ("none", "silu", "silu_gated"),
-        (False, True),
+        (False, True), ("", "float32"),
     ):  # fmt: skip
         yield GemmRequest(
             n=N, k=k, dtype=dtype, weight_format=FORMATS[name], epilogue=epilogue,  # type: ignore[arg-type]
-            has_bias=has_bias, tokens=TokenRange(rows, rows),
+            has_bias=has_bias, out_dtype=out, tokens=TokenRange(rows, rows),
+        )  # fmt: skip
+
+
+def dense_requests() -> Iterator[GemmRequest]:
+    """Dense products of the op gemm, served or not."""
+    for dtype, rows, k, epilogue, has_bias, out in itertools.product(
+        ("bfloat16", "float16"), (1, 64), (256, 2176), ("none", "silu", "silu_gated"),
+        (False, True), ("", "float32"),
+    ):  # fmt: skip
+        yield GemmRequest(
+            n=N, k=k, dtype=dtype, weight_format=FORMATS[dtype], epilogue=epilogue,  # type: ignore[arg-type]
+            has_bias=has_bias, out_dtype=out, tokens=TokenRange(rows, rows),
         )  # fmt: skip
 
 
@@ -249,32 +271,55 @@ def quantised_requests() -> Iterator[GemmRequest]:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_quantised_products(arch: str, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found, device = recorded_products(monkeypatch), with_units(arch, units)
+    seen = launched_as_judged(found, device, quantised_requests())
+    assert ("gemm.split_k" in seen) == (units > 0)
+    assert {"gemm.weight_only", "gemm.fp8_weight_only"} <= seen
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_dense_products(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, device = recorded_products(monkeypatch), with_units(arch, 0)
+    seen = launched_as_judged(found, device, dense_requests())
+    assert seen == {"gemm.dense", "gemm.split_k_sum"}
+
+
+def launched_as_judged(
+    found: dict[str, list[dict[str, Any]]], device: DeviceSpec, requests: Iterator[GemmRequest]
+) -> set[str]:
+    """The kernels of the requests that the limits serve, each launched as it was compiled."""
     seen: set[str] = set()
-    for request in quantised_requests():
+    for request in requests:
         if gemm_limits.not_supported_reasons(request, device):
             continue
         choices = gemm_limits.choose_kernels(request, device)
         assert not isinstance(choices, Reason)
         weight = weight_of(request.weight_format.name, request.k)
-        x = torch.zeros(request.tokens.high, request.k, dtype=getattr(torch, request.dtype))
-        products.bind(request, device, weight=weight)(x)
+        dtype = getattr(torch, request.dtype)
+        bias = torch.zeros(N, dtype=dtype) if request.has_bias else None
+        x = torch.zeros(request.tokens.high, request.k, dtype=dtype)
+        products.bind(request, device, weight=weight, bias=bias)(x)
         for choice in choices:
-            variant = compiled(choice.kernel, arch, choice.dtype, choice.config)
+            variant = compiled(choice.kernel, device.arch, choice.dtype, choice.config)
             (launched,) = found[FUNCTIONS[choice.kernel.split(".")[1]]]
             check_product(launched, variant, request)
             seen.add(choice.kernel)
         assert sum(map(len, found.values())) == len(choices)
         for launches in found.values():
             launches.clear()
-    assert ("gemm.split_k" in seen) == (units > 0)
-    assert {"gemm.weight_only", "gemm.fp8_weight_only"} <= seen
+    return seen
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "fields", "told"),
     [
         ("bfloat16", 64, {"epilogue": "silu", "has_residual": True}, "none or silu_gated"),
-        ("bfloat16", 64, {"epilogue": "silu_gated", "has_bias": True}, "none unless a residual"),
+        (
+            "fp8_block128_a8",
+            64,
+            {"epilogue": "silu_gated", "clamp": 7.0, "has_bias": True},
+            "one of",
+        ),
+        ("int8_channel", 64, {"out_dtype": "fp8_e4m3fn", "out_group_size": 32}, "or a gate"),
         ("bfloat16", 64, {"out_dtype": "float32", "has_residual": True}, "bfloat16"),
         ("float16", 64, {"epilogue": "silu_gated", "clamp": 7.0}, "unless it adds a residual"),
         ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "FP8 weights"),

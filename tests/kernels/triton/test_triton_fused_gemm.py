@@ -45,7 +45,10 @@ def weight_of(n: int, k: int, name: str) -> torch.Tensor | QuantizedWeight:
         return quantize_weight(values, form)
     if form.bits == 8:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        return QuantizedWeight(format=form, data=data, scale=torch.rand(n) / 127 / k**0.5)
+        scale = torch.rand(form.scale_shape(n, k)) / 127 / k**0.5
+        return QuantizedWeight(
+            format=form, data=data, scale=scale.half() if form.group_size else scale
+        )
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
     minimum = None if form.is_symmetric else (-torch.rand(n, k // 32) / k**0.5).half()
@@ -103,7 +106,7 @@ def test_residual(shape: tuple[int, int, int], name: str, arch: str) -> None:
     dtype = getattr(torch, name) if FORMATS[name].is_dense else torch.bfloat16
     weight, x = weight_of(n, k, name), rows(m, k, dtype)
     residual = rows(m, n, dtype)
-    has_bias = name == "bfloat16"
+    has_bias = FORMATS[name].activation == "float" and name != "float16"
     bias = torch.randn(n).to(dtype) if has_bias else None
     request = request_of(n, k, name, has_residual=True, has_bias=has_bias)
     kept = residual.clone()
@@ -130,6 +133,11 @@ def test_residual(shape: tuple[int, int, int], name: str, arch: str) -> None:
         ("fp8_block32_ue8m0_a8", "sm_90", 32),
         ("fp8_block32_ue8m0_a8", "sm_120", 0),
         ("fp8_block32_ue8m0_a8", "gfx950", 32),
+        ("int8_channel", "sm_90", 0),
+        ("int8_g32", "gfx942", 0),
+        ("int4_g32_asym", "sm_120", 0),
+        ("fp8_block128", "gfx950", 0),
+        ("fp8_block32_ue8m0", "sm_80", 0),
     ],
 )
 @pytest.mark.parametrize("shape", [(1, 128, 256), (19, 384, 384), (2, 256, 2176)], ids=str)
@@ -143,13 +151,19 @@ def test_gated_and_rounded(
     weight, x = weight_of(2 * n, k, name), rows(m, k).clamp(-50, 50)
     element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
     fields = {"out_group_size": group, "out_dtype": element, "out_scale_dtype": scale_dtype}
+    is_alone = FORMATS[name].activation == "float"  # no FP8 operand before the bias
+    bias = torch.randn(2 * n).bfloat16() if is_alone and not group else None
     request = request_of(
-        2 * n, k, name, epilogue="silu_gated", clamp=clamp, **(fields if group else {})
-    )
-    found = fused.bind(request, gpu(arch), weight=weight)(x)
-    exact = gated(exact_product(x, weight, name, arch), clamp)
+        2 * n, k, name, epilogue="silu_gated", clamp=clamp, has_bias=bias is not None,
+        **(fields if group else {}),
+    )  # fmt: skip
+    found = fused.bind(request, gpu(arch), weight=weight, bias=bias)(x)
+    exact = exact_product(x, weight, name, arch)
+    exact = gated(exact if bias is None else exact + bias.double(), clamp)
     if not group:
-        assert_close(found, exact, 2.0)
+        # A dequantised weight is rounded to bfloat16 before it is multiplied.
+        is_integer = FORMATS[name].element == "int" and not FORMATS[name].is_dense
+        assert_close(found, exact, 3 * k**0.5 if is_integer else 2.0)
         return
     assert_rounded(found, exact, group, element, scale_dtype)
 

@@ -12,11 +12,11 @@ import hal_kernels.gemm.triton as triton_gemm
 from gpu_devices import gpu
 from hal.errors import BindingError
 from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
-from hal.ops.gemm import GemmRequest, reference
+from hal.ops.gemm import GemmRequest, apply_epilogue, reference
 from hal.ops.low_precision import dequantize_groups, quantize_groups
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
-from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernel
+from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernel, not_supported_reasons
 from hal_kernels.gemm.triton_variants import configurations
 from kernel_errors import assert_exact
 
@@ -81,25 +81,126 @@ def integer_weight(n: int, k: int, name: str) -> QuantizedWeight:
     form = FORMATS[name]
     if form.bits == 8:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        return QuantizedWeight(format=form, data=data, scale=torch.rand(n) / 127 / k**0.5)
+        scale = torch.rand(form.scale_shape(n, k)) / 127 / k**0.5
+        return QuantizedWeight(
+            format=form, data=data, scale=scale.half() if form.group_size else scale
+        )
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
     minimum = None if form.is_symmetric else (-torch.rand(n, k // 32) / k**0.5).half()
     return QuantizedWeight(format=form, data=data, scale=scale, minimum=minimum)
 
 
-@pytest.mark.parametrize("name", ["int8_channel", "int4_g32", "int4_g32_asym"])
+def weight_only(n: int, k: int, name: str) -> QuantizedWeight:
+    form = FORMATS[name]
+    if form.element == "int":
+        return integer_weight(n, k, name)
+    return quantize_weight(torch.randn(n, k) / k**0.5, form)
+
+
+WEIGHTS_ALONE = [
+    "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym", "fp8_block128", "fp8_block32_ue8m0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WEIGHTS_ALONE)
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=IDS[:3])
-def test_weight_only(shape: tuple[int, int, int], name: str) -> None:
+@pytest.mark.parametrize("arch", ["sm_89", "gfx942"])
+def test_weight_only(arch: str, shape: tuple[int, int, int], name: str) -> None:
     m, n, k = shape
     k = -(-k // 32) * 32
-    weight = integer_weight(n, k, name)
+    weight = weight_only(n, k, name)
     request = request_of((m, n, k), "bfloat16", weight_format=FORMATS[name])
     x = rows(m, k, torch.bfloat16)
-    kernel = triton_gemm.bind(request, gpu("sm_89"), weight=weight)
+    kernel = triton_gemm.bind(request, gpu(arch), weight=weight)
     exact = x.double() @ weight.dequantize().double().T
-    # The dequantised weight is rounded to bfloat16 before it is multiplied.
-    assert_close(kernel(x), exact, 3.0 * k**0.5)
+    # A dequantised integer is rounded to bfloat16 before it is multiplied.
+    assert_close(kernel(x), exact, 3.0 * k**0.5 if weight.format.element == "int" else 2.0)
+
+
+@pytest.mark.parametrize("epilogue", ["none", "silu", "silu_gated"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("name", WEIGHTS_ALONE)
+@pytest.mark.parametrize(("m", "dtype"), [(3, "bfloat16"), (19, "float16")], ids=["few", "many"])
+def test_what_follows_a_weight_alone(
+    m: int, dtype: str, name: str, has_bias: bool, epilogue: Any
+) -> None:
+    form, n, k = FORMATS[name], 70, 224
+    dtype = dtype if form.element == "int" else "bfloat16"
+    torch_type = getattr(torch, dtype)
+    weight, bias = weight_only(n, k, name), (torch.randn(n) * 2).to(torch_type)
+    request = request_of((m, n, k), dtype, weight_format=form, has_bias=has_bias, epilogue=epilogue)
+    assert not not_supported_reasons(request, gpu("sm_90"))
+    x = rows(m, k, torch_type).clamp(-50, 50)
+    found = triton_gemm.bind(request, gpu("sm_90"), weight=weight, bias=bias if has_bias else None)(
+        x
+    )
+    exact = x.double() @ weight.dequantize().double().T
+    exact = apply_epilogue(epilogue, exact + bias.double() if has_bias else exact)
+    assert_close(found, exact, 3.0 * k**0.5 if form.element == "int" else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("fp8_block128_a8", "sm_90"),
+        ("fp8_block128_a8", "gfx942"),
+        ("fp8_block32_ue8m0_a8", "sm_90"),
+        ("fp8_block32_ue8m0_a8", "sm_120"),
+    ],
+)
+@pytest.mark.parametrize("follows", ["bias", "silu", "float32"])
+@pytest.mark.parametrize("m", [1, 19])
+def test_what_follows_two_fp8_operands(m: int, follows: str, name: str, arch: str) -> None:
+    n, k, form = 70, 384, FORMATS[name]
+    weight, x = quantize_weight(torch.randn(n, k) / k**0.5, form), rows(m, k, torch.bfloat16)
+    bias = (torch.randn(n) * 2).bfloat16() if follows == "bias" else None
+    request = request_of(
+        (m, n, k), "bfloat16", weight_format=form, has_bias=bias is not None,
+        epilogue="silu" if follows == "silu" else "none",
+        out_dtype="float32" if follows == "float32" else "",
+    )  # fmt: skip
+    assert not not_supported_reasons(request, gpu(arch))
+    found = triton_gemm.bind(request, gpu(arch), weight=weight, bias=bias)(x)
+    assert found.dtype == (torch.float32 if follows == "float32" else torch.bfloat16)
+    exact = fp8_product(x, weight, arch)
+    exact = exact if bias is None else exact + bias.double()
+    assert_close(found, apply_epilogue(request.epilogue, exact), 2.0)
+
+
+def test_more_than_one_step_behind_two_fp8_operands_is_refused() -> None:
+    form = FORMATS["fp8_block128_a8"]
+    request = request_of(
+        (4, 64, 256), "bfloat16", weight_format=form, has_bias=True, epilogue="silu_gated"
+    )
+    (reason,) = not_supported_reasons(request, gpu("sm_90"))
+    assert reason.found == "gated and bias"
+    wide = request_of((4, 64, 256), "bfloat16", has_bias=True, out_dtype="float32")
+    (reason,) = not_supported_reasons(wide, gpu("sm_90"))
+    assert "float32" in reason.required
+
+
+def test_a_bias_that_the_request_does_not_name_is_refused() -> None:
+    form = FORMATS["int8_channel"]
+    request = request_of((4, 64, 64), "bfloat16", weight_format=form)
+    with pytest.raises(BindingError, match="has_bias=False"):
+        triton_gemm.bind(
+            request, gpu("sm_90"), weight=integer_weight(64, 64, "int8_channel"),
+            bias=torch.randn(64).bfloat16(),
+        )  # fmt: skip
+
+
+def fp8_product(x: torch.Tensor, weight: QuantizedWeight, arch: str) -> torch.Tensor:
+    """In float64, of the rows as the format rounds them."""
+    form = weight.format
+    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
+    is_ue8m0 = form.activation.startswith("mxfp8") or "ue8m0" in form.activation
+    kind = "ue8m0" if is_ue8m0 else "float32"
+    values, scales = quantize_groups(
+        x, group_size=int(form.group_size or 0), element=element, scale_kind=kind
+    )
+    rounded = dequantize_groups(values, scales, element=element, scale_kind=kind)
+    return rounded.double() @ weight.dequantize().double().T
 
 
 @pytest.mark.parametrize(
@@ -119,13 +220,7 @@ def test_fp8_blocks(shape: tuple[int, int, int], name: str, arch: str) -> None:
     request = request_of(shape, "bfloat16", weight_format=form)
     x = rows(m, k, torch.bfloat16)
     kernel = triton_gemm.bind(request, gpu(arch), weight=weight)
-    element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
-    group = int(form.group_size or 0)
-    is_ue8m0 = form.activation.startswith("mxfp8") or "ue8m0" in form.activation
-    kind = "ue8m0" if is_ue8m0 else "float32"
-    values, scales = quantize_groups(x, group_size=group, element=element, scale_kind=kind)
-    rounded = dequantize_groups(values, scales, element=element, scale_kind=kind)
-    exact = rounded.double() @ weight.dequantize().double().T
+    exact = fp8_product(x, weight, arch)
     assert_close(kernel(x), exact)
 
 

@@ -17,7 +17,7 @@ from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
 from hal.ops.fused_gemm import FusedGemmRequest
-from hal.ops.gemm import GemmRequest
+from hal.ops.gemm import GemmRequest, apply_epilogue
 from hal.ops.low_precision import dequantize_groups, quantize_groups
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
@@ -165,6 +165,10 @@ def test_the_sum_of_the_parts_is_the_product(
         ("fp8_block128_a8", "sm_90"),
         ("fp8_block32_ue8m0_a8", "gfx1201"),
         ("fp8_block32_ue8m0_a8", "sm_120"),
+        ("fp8_block128", "sm_80"),
+        ("int8_channel", "sm_90"),
+        ("int8_g32", "gfx942"),
+        ("int4_g32_asym", "sm_120"),
     ],
 )
 def test_a_gated_product_has_two_parts_of_a_split(
@@ -176,7 +180,36 @@ def test_a_gated_product_has_two_parts_of_a_split(
     found = triton_gemm.bind(request, device_of(arch), weight=weight)(x)
     gate, up = exact_product(x, weight, arch).chunk(2, dim=-1)
     assert counted.seen == [4]
-    assert_close(found, torch.nn.functional.silu(gate) * up, 2 * HALF_STEP)
+    wide = 3 * k**0.5 if weight.format.element == "int" else 2.0
+    assert_close(found, torch.nn.functional.silu(gate) * up, wide * HALF_STEP)
+
+
+@pytest.mark.parametrize("epilogue", ["none", "silu", "silu_gated"])
+@pytest.mark.parametrize("name", ["int4_g32", "fp8_block128"])
+def test_a_bias_is_added_to_the_sum(
+    name: str, epilogue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n, k = 3, 96, 2176
+    weight, x, counted = weight_of(n, k, name), rows_of(m, k), Splits(monkeypatch)
+    bias = (torch.randn(n) * 4).bfloat16()
+    request = request_of(n, k, name, has_bias=True, epilogue=epilogue, tokens=TokenRange(1, 16))
+    device = device_of("sm_90")
+    assert not not_supported_reasons(request, device)
+    found = triton_gemm.bind(request, device, weight=weight, bias=bias)(x)
+    assert counted.seen == [4]
+    exact = apply_epilogue(epilogue, exact_product(x, weight, "sm_90") + bias.double())
+    wide = 3 * k**0.5 if weight.format.element == "int" else 2.0
+    assert_close(found, exact, wide * HALF_STEP)
+
+
+def test_a_bias_of_two_fp8_operands_is_added_to_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, n, k, name = 2, 48, 2176, "fp8_block128_a8"
+    weight, x, counted = weight_of(n, k, name), rows_of(m, k), Splits(monkeypatch)
+    bias = (torch.randn(n) * 4).bfloat16()
+    request = request_of(n, k, name, has_bias=True, tokens=TokenRange(1, 16))
+    found = triton_gemm.bind(request, device_of("sm_90"), weight=weight, bias=bias)(x)
+    assert counted.seen == [4]
+    assert_close(found, exact_product(x, weight, "sm_90") + bias.double(), 2 * HALF_STEP)
 
 
 @pytest.mark.parametrize("name", ["fp8_block128_a8", "int4_g32", "fp8_block32_ue8m0"])
@@ -270,7 +303,8 @@ def test_a_plan_judges_the_parts_and_their_sum() -> None:
     ):
         whole = choose_kernels(other, device)
         assert not isinstance(whole, Reason)
-        assert [choice.kernel for choice in whole] == ["gemm.fp8_block"]
+        name = "fp8_widened" if device.arch == "gfx1100" else "fp8_block"
+        assert [choice.kernel for choice in whole] == [f"gemm.{name}"]
 
 
 @pytest.mark.parametrize(
