@@ -1,4 +1,4 @@
-"""A tiny model of nine layers to audit."""
+"""Tiny models to audit: of nine layers, and of two where it is not about which one it was."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seed = torch.seed() % 2**31
     tiny_models.make_tiny_model("qwen2", folder, seed=seed, num_layers=NUM_LAYERS)
     return folder
+
+
+@pytest.fixture(scope="session")
+def shallow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two-layers")
+    tiny_models.make_tiny_model("qwen2", folder, seed=torch.seed() % 2**31, num_layers=2)
+    return folder
+
+
+@pytest.fixture
+def shallow_auditor(shallow_folder: Path) -> Auditor:
+    return Auditor(shallow_folder)
 
 
 @pytest.fixture

@@ -15,9 +15,11 @@ SET = ("--precision", "fp32", "--set", "engine.num_blocks=64", "--set", "engine.
 SMALL = (*SET, "--set", "engine.max_num_batched_tokens=16")
 
 
-def test_a_sound_model_passes(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_sound_model_passes(shallow_folder: Path, tmp_path: Path) -> None:
     report, page = tmp_path / "report.json", tmp_path / "page.html"
-    done = run_hal("audit", tiny_folder, *SMALL, "--json", report, "--html", page, "--verify", "1%")
+    done = run_hal(
+        "audit", shallow_folder, *SMALL, "--json", report, "--html", page, "--verify", "1%"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Passed" in done.stdout
     document = json.loads(report.read_text())
@@ -28,14 +30,14 @@ def test_a_sound_model_passes(tiny_folder: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!")
     shown = run_hal("audit", "show", report)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith(f"audit of {tiny_folder.name}")
+    assert shown.stdout.startswith(f"audit of {shallow_folder.name}")
 
 
-def test_a_lost_fast_path_fails_with_its_report(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_lost_fast_path_fails_with_its_report(shallow_folder: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = run_hal(
         "audit",
-        tiny_folder,
+        shallow_folder,
         *SMALL,
         "--json",
         report,

@@ -75,25 +75,25 @@ def test_calls_were_compared_with_the_reference(report: AuditReport) -> None:
     assert verification.worst <= 1
 
 
-def test_a_range_that_cannot_be_reached_is_said_to_be(auditor: Auditor) -> None:
+def test_a_range_that_cannot_be_reached_is_said_to_be(shallow_auditor: Auditor) -> None:
     """Rows with logits are one a sequence, or 256 of a scored prompt; the plan has more."""
-    report = auditor.run(max_num_batched_tokens=300, max_model_len=64)
+    report = shallow_auditor.run(max_num_batched_tokens=300, max_model_len=64)
     unverified = [f for f in report.findings if f.gate is GateClass.UNVERIFIED]
     assert {f.rule for f in report.findings if f.gate is not ENVIRONMENT} <= {"never-exercised"}
     for finding in unverified:
         assert re.search(r"at most|longest|did not reach", finding.evidence[0].found)
 
 
-def test_prompts_of_a_user(auditor: Auditor) -> None:
+def test_prompts_of_a_user(shallow_auditor: Auditor) -> None:
     options = AuditOptions(measure=False, prompts=["hello there", "a second prompt"])
-    report = auditor.run(options)
+    report = shallow_auditor.run(options)
     decode = [r for r in bound_rows(report) if r.op == "attention" and r.phase == "decode"]
     assert {row.calls for row in decode} == {decode[0].calls}
     assert decode[0].calls >= 15
 
 
-def test_light_mode_samples(auditor: Auditor) -> None:
-    report = auditor.run(AuditOptions(mode="light", measure=False))
+def test_light_mode_samples(shallow_auditor: Auditor) -> None:
+    report = shallow_auditor.run(AuditOptions(mode="light", measure=False))
     assert report.mode == "light"
     decode = [r for r in bound_rows(report) if r.op == "attention" and r.phase == "decode"]
     assert all(row.calls for row in decode)

@@ -35,7 +35,7 @@ def requests(count: int) -> list[GenerationRequest]:
     ]
 
 
-def test_reports_while_it_serves(tiny_folder: Path) -> None:
+def test_reports_while_it_serves(shallow_folder: Path) -> None:
     async def serve(engine: Engine) -> tuple[list[str], str]:
         """Reports that were asked for while requests ran, and one at the end."""
         running = asyncio.create_task(generate_all(engine, requests(4)))
@@ -50,7 +50,7 @@ def test_reports_while_it_serves(tiny_folder: Path) -> None:
         await engine.close()
         return texts, last
 
-    texts, last = asyncio.run(serve(started(tiny_folder, 4)))
+    texts, last = asyncio.run(serve(started(shallow_folder, 4)))
     for text in texts:
         AuditReport.model_validate_json(text)
     report = AuditReport.model_validate_json(last)
@@ -62,8 +62,8 @@ def test_reports_while_it_serves(tiny_folder: Path) -> None:
     assert all(row.time_us is not None for row in decode)
 
 
-def test_off_by_default(tiny_folder: Path) -> None:
-    engine = started(tiny_folder, 0)
+def test_off_by_default(shallow_folder: Path) -> None:
+    engine = started(shallow_folder, 0)
     try:
         assert engine.audit_report() is None
     finally:

@@ -151,7 +151,7 @@ def test_a_product_outside_every_bound_op(sabotaged: AuditReport) -> None:
     assert sabotaged.coverage["outside"].flops >= 2 * 4**3 * finding.calls
 
 
-def test_a_product_on_a_thread_of_its_own(auditor: Auditor) -> None:
+def test_a_product_on_a_thread_of_its_own(shallow_auditor: Auditor) -> None:
     """The dispatch mode is of the thread that steps; the profiler sees the others'."""
     matrix = torch.ones(4, 4)
 
@@ -164,8 +164,8 @@ def test_a_product_on_a_thread_of_its_own(auditor: Auditor) -> None:
 
         return call if number == 1 else kernel
 
-    auditor.changed["cpu.rope_kv_write.jit"] = handing_over
-    (finding,) = of_rule(auditor.run(), "unrouted")
+    shallow_auditor.changed["cpu.rope_kv_write.jit"] = handing_over
+    (finding,) = of_rule(shallow_auditor.run(), "unrouted")
     assert finding.op == "aten::mm"
     assert finding.location is None
     assert "only torch's profiler" in finding.evidence[0].what
