@@ -75,6 +75,13 @@ def _fp8_makers() -> Iterator[CaseMaker]:
         kernels=("gemm.mxfp8", "quantize.groups"),
         make=lambda b: quantised_case(b, "fp8_block32_ue8m0_a8", "many", arch="sm_120"),
     )
+    # As for a device without FP8: operands decoded to float16, rows rounded in integers.
+    for name in ("fp8_block128_a8", "fp8_block32_ue8m0_a8"):
+        yield CaseMaker(
+            name=f"gemm {name} decoded to float16, many rows",
+            kernels=("gemm.fp8_widened", "quantize.codes"),
+            make=lambda b, name=name: quantised_case(b, name, "many", arch="sm_80"),
+        )
     for name in ("fp8_block128", "fp8_block32_ue8m0"):
         for rows in ("one", "many"):
             yield CaseMaker(
@@ -125,6 +132,12 @@ def _grouped_makers() -> Iterator[CaseMaker]:
                 kernels=kernels,
                 make=lambda b, name=name, epilogue=epilogue: grouped_case(b, name, epilogue),
             )
+    for epilogue in ("none", "silu_gated"):
+        yield CaseMaker(
+            name=f"grouped gemm fp8_block128_a8 {epilogue}, decoded to float16",
+            kernels=("grouped_gemm.fp8_widened", "quantize.codes"),
+            make=lambda b, e=epilogue: grouped_case(b, "fp8_block128_a8", e, arch="sm_80"),
+        )
 
 
 def rows_of(bench: Bench, rows: str) -> int:
@@ -283,7 +296,7 @@ def integer_case(bench: Bench, name: str, rows: str, *, is_split: bool = False) 
     )
 
 
-def grouped_case(bench: Bench, name: str, epilogue: Any) -> Case:
+def grouped_case(bench: Bench, name: str, epilogue: Any, arch: str = "") -> Case:
     experts, n, k = bench.size(64, 4), bench.size(2048, 128), bench.size(4096, 256)
     rows = bench.size(4096, 12)
     # Uneven, and one expert that nobody chose.
@@ -312,6 +325,7 @@ def grouped_case(bench: Bench, name: str, epilogue: Any) -> Case:
         (x, offsets),
         tokens=rows,
         tolerance=_DENSE,
+        spec=bench.as_arch(arch) if arch else None,
         static={"weight": stored},
         theirs=theirs,
         library="_grouped_mm",

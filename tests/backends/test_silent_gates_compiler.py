@@ -20,13 +20,15 @@ from hal_kernels.aot import triton_versions
 from hal_kernels.aot.evidence import Evidence, KernelEvidence
 
 
-def stored(monkeypatch: pytest.MonkeyPatch, tier: Any, instruction: str, dtype: str) -> None:
+def stored(
+    monkeypatch: pytest.MonkeyPatch, tier: Any, instruction: str, dtype: str, spills: int = 0
+) -> None:
     """As if every Triton kernel had been compiled to that instruction."""
 
     def read(kernel: str, target: str, *_: object) -> KernelEvidence:
         variants = tuple(
             Evidence(target=target, dtype=dtype, config=config, tier=tier,
-                     instruction=instruction, instruction_count=8)
+                     instruction=instruction, instruction_count=8, spills=spills)
             for config in ("g128", "g32")
         )  # fmt: skip
         return KernelEvidence(
@@ -57,13 +59,26 @@ def test_compiler_trap_widened_fp8_is_never_called_native(
     stored(monkeypatch, "emulated", instruction, "fp8_e4m3fn")
     decision = decide(device, product("fp8_block128_a8"))
     assert ReasonKind.HARDWARE in kinds(decision, "triton")
-    code = reasons(decision, "triton")["machine code of gemm.fp8_block"]
+    code = reasons(decision, "triton")["machine code of gemm.fp8_widened"]
     assert f"emulated: 8× {instruction}" in code.found
     assert decision.choice.name.endswith("gemm.triton_widened")
     assert decision.choice.tier is Tier.TUNED
     work = decision.choice.work(product("fp8_block128_a8"), 64)
     assert work is not None
     assert work.unit == "bfloat16"
+
+
+def test_compiler_trap_widened_fp8_that_spills_is_not_called_tuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, instruction = profile("rx-7900-xtx"), "v_wmma_f32_16x16x16_f16"
+    stored(monkeypatch, "emulated", instruction, "fp8_e4m3fn", spills=407)
+    decision = decide(device, product("fp8_block128_a8"))
+    code = reasons(decision, "triton_widened")["machine code of gemm.fp8_widened"]
+    assert code.required == "emulated fp8_e4m3fn and no spills"
+    assert "407 spills" in code.found
+    assert code.kind is ReasonKind.ARGUMENT
+    assert decision.choice.tier < Tier.TUNED
 
 
 @pytest.mark.parametrize(

@@ -121,15 +121,15 @@ def test_the_tier_follows_from_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "tier"), [("gfx90a", "emulated"), ("sm_90", "native")], ids=lambda v: v
+    ("arch", "tier"), [("gfx90a", "emulated"), ("sm_120", "native")], ids=lambda v: v
 )
 def test_fp8_that_a_compiler_widens_without_a_word_is_found(arch: str, tier: str) -> None:
     """The compiler trap: gfx90a has no FP8 matrix instruction, and nothing says so but the code."""
-    kernel, target = find_kernel("gemm.fp8_block"), find_target(arch)
-    (found,) = compile_kernel(kernel, target, only="g128-small").variants
+    kernel, target = find_kernel("grouped_gemm.mxfp4"), find_target(arch)
+    (found,) = compile_kernel(kernel, target, only="small").variants
     assert found.tier == tier
     assert ("f16" in found.instruction) == (tier == "emulated")
-    reasons = evidence_reasons("gemm.fp8_block", gpu("gfx90a"), dtype="fp8_e4m3fn")
+    reasons = evidence_reasons("grouped_gemm.mxfp4", gpu("gfx90a"), dtype="fp8_e4m3fn")
     assert [reason.kind for reason in reasons] == [ReasonKind.HARDWARE]
     assert "emulated" in reasons[0].found
 

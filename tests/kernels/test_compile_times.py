@@ -23,7 +23,7 @@ from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.targets import find_target
 from hal_kernels.aot.triton_versions import store_of
 
-KERNEL, TARGET = "gemm.mxfp8", "sm_89"
+KERNEL, TARGET = "grouped_gemm.mxfp4", "gfx90a"
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,9 @@ def test_times_of_this_machine_are_shown_and_no_part_of_the_evidence(
     kernel, target = find_kernel(KERNEL), find_target(TARGET)
     bare = kernels_document([kernel], [target])["kernels"][0]["evidence"]
     assert {variant["compile_s"] for variant in bare} == {None}
-    kept(**{"fp8_e4m3fn weight32": 12.25})
+    kept(**{"fp8_e4m3fn small": 12.25})
     timed = kernels_document([kernel], [target])["kernels"][0]["evidence"]
-    assert [v["compile_s"] for v in timed if v["config"] == "weight32"] == [12.25]
+    assert [v["compile_s"] for v in timed if v["config"] == "small"] == [12.25]
     assert "compile_s" not in {field.name for field in dataclasses.fields(Evidence)}
     monkeypatch.setenv("COLUMNS", "100")
     print_evidence([kernel], [target])

@@ -94,7 +94,7 @@ _MADE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _WEIGHT_OPS = frozenset({"gemm", "grouped_gemm"})
 _INDEX_OPS = frozenset({"index_logits", "index_selection"})
-_QUANTISED_OPS = _WEIGHT_OPS | _INDEX_OPS
+_QUANTISED_OPS = _WEIGHT_OPS | _INDEX_OPS | {"fused_gemm", "gemm_norm"}
 
 
 def kernel_module(op: str) -> str:

@@ -47,8 +47,9 @@ def not_written(kernel: str, what: str, required: str, found: str) -> Reason:
 
 
 def evidence_of(kernel: str, device: DeviceSpec, dtype: str, config: str = "") -> Evidence | None:
-    """The best stored variant of a kernel on a device's architecture, of the Triton that is
-    installed beside it where that version has evidence of its own."""
+    """The stored variant of a kernel on a device's architecture, the worst of the dtype where no
+    configuration is named; of the Triton that is installed beside it where that version has
+    evidence of its own."""
     stored = evidence_for(kernel, device.arch, device.software.get("triton", "")).evidence
     return None if stored is None else stored.find(dtype, config)
 
@@ -68,6 +69,7 @@ def evidence_reasons(
 ) -> list[Reason]:
     """Why the compiled code does not allow the claim; empty if it does.
 
+    config: the form that the request launches; "" for a kernel with one form of the dtype.
     An architecture that nothing was compiled for is UNVERIFIED, code that does not compile or ends
     in other instructions is HARDWARE, code that spills is a gap of the kernel. What another version
     of Triton compiles as claimed is SOFTWARE.
@@ -86,7 +88,7 @@ def evidence_reasons(
             )
         ]
     reasons = []
-    if found.tier not in allowed:
+    if not _bears_out(found, allowed):
         reasons.append(_not_as_claimed(kernel, device, found, dtype, config, allowed))
     most = device.attributes.get("shared_memory_per_block_bytes")
     if most is not None and found.shared_bytes > int(most):
@@ -101,6 +103,12 @@ def evidence_reasons(
     return reasons
 
 
+def _bears_out(found: Evidence, allowed: Collection[EvidenceTier]) -> bool:
+    """Whether code is of an allowed tier, and of no registers that spill beside it: emulated code
+    that spills is of two tiers at once, of which one is said."""
+    return found.tier in allowed and (not found.spills or found.tier == "spilled")
+
+
 def _not_as_claimed(
     kernel: str,
     device: DeviceSpec,
@@ -110,9 +118,11 @@ def _not_as_claimed(
     allowed: Collection[EvidenceTier],
 ) -> Reason:
     required = " or ".join(allowed) + (f" {dtype}" if dtype else "")
+    spills_alone = found.tier in allowed or found.tier == "spilled"
+    required += " and no spills" * (found.tier in allowed)
     stored = read_evidence(kernel, device.arch)
     reference = None if stored is None else stored.find(dtype, config)
-    if reference is not None and reference.tier in allowed:
+    if reference is not None and _bears_out(reference, allowed):
         return Reason(
             what=f"machine code of {kernel}",
             required=f"triton {REFERENCE}, whose code is {required} "
@@ -124,5 +134,5 @@ def _not_as_claimed(
         what=f"machine code of {kernel}",
         required=required,
         found=found.describe(),
-        kind=ReasonKind.ARGUMENT if found.tier == "spilled" else ReasonKind.HARDWARE,
+        kind=ReasonKind.ARGUMENT if spills_alone else ReasonKind.HARDWARE,
     )
