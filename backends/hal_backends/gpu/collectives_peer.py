@@ -20,6 +20,8 @@ from hal_kernels.collective.layout import Algorithm
 from hal_kernels.collective.triton_limits import norm_not_supported_reasons, not_supported_reasons
 
 _KERNEL = "hal_kernels.collective.triton"
+# Who asks for a rounded wire has it for every step; larger ones would hold buffers of 200 MiB.
+_MOST_ROUNDED_BYTES = 8 * MOST_BYTES
 _UNTUNED = "pushed over PCIe, pulled over a fabric, tiles of 2,048 elements: reasoned, not measured"
 
 
@@ -102,7 +104,7 @@ def _rounded(device: DeviceSpec) -> list[Offer]:
             untuned=_UNTUNED,
             check=lambda r: gather(
                 peers(r, ("pcie", *FABRICS), kind),
-                size(r, 0, MOST_BYTES, kind),
+                size(r, 0, _MOST_ROUNDED_BYTES, kind),
                 feature(device, "triton"),
                 not_supported_reasons(r, device, algorithm, has_fp8_wire=True),
             ),
