@@ -80,7 +80,7 @@ def _router(name: str, config: str, own_bytes: int, peers: Sequence[Launch], wha
 
 _GROUPED_ROUTER = _router(
     "router, sigmoid in groups",
-    "sigmoid-e256-k8-g8",
+    "sigmoid-e256-g8",
     _router_bytes(256, 8, has_bias=True),
     [
         _sglang_router(0, 256, 8, 8),
@@ -120,7 +120,7 @@ _GROUPED_ROUTER = _router(
 
 _SOFTMAX_ROUTER = _router(
     "router, softmax",
-    "softmax-e128-k8",
+    "softmax-e128",
     _router_bytes(128, 8, has_bias=False),
     [
         Launch(
@@ -152,7 +152,7 @@ _SOFTMAX_ROUTER = _router(
 
 _SQRT_ROUTER = _router(
     "router, sqrt(softplus)",
-    "sqrt-softplus-e512-k6",
+    "sqrt-softplus-e512",
     _router_bytes(_EXPERTS, 6, has_bias=True),
     [
         _sglang_router(1, _EXPERTS, 6, 1),

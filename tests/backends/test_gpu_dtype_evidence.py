@@ -1,4 +1,4 @@
-"""What limits admit in a dtype rests on machine code that was compiled in that dtype.
+"""What limits admit in a dtype rests on machine code of that dtype, in the form that is launched.
 
 Over every op with kernels of this project, every architecture and the calls of the support matrix,
 each in every dtype of activations: whatever kernel comes next is judged here too.
@@ -123,6 +123,39 @@ def test_what_a_limit_admits_was_compiled_in_its_dtype(requests: Requests, targe
             ]
     assert admitted > 60
     assert not wrong, "\n".join(dict.fromkeys(wrong))
+
+
+def without_a_form(
+    limits: Limits, request: Any, target: Target, device: DeviceSpec
+) -> Iterator[str]:
+    """The kernels of a request that have several forms of the dtype, none of which is named."""
+    for query in evidence_asked(limits, request, device):
+        if not query.config and len(variants_of(query, target)) > 1:
+            yield f"{query.kernel} {query.dtype or '-'}"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+def test_a_limit_names_the_form_that_is_launched(requests: Requests, target: Target) -> None:
+    """One that names none is judged by the worst form of the dtype, and says so of all."""
+    device = gpu(target.arch)
+    unnamed = [
+        f"{name}: {found}"
+        for name, request, limits in calls(requests)
+        for changed in (request, *in_dtypes(request))
+        for found in without_a_form(limits, changed, target, device)
+    ]
+    assert not unnamed, "\n".join(dict.fromkeys(unnamed))
+
+
+def test_a_limit_that_names_no_form_is_found() -> None:
+    from hal_kernels.aot.limits import evidence_reasons
+
+    def limits(request: Any, device: DeviceSpec) -> Sequence[Reason]:
+        return evidence_reasons("norm.rms", device, dtype="bfloat16")
+
+    request = RmsNormRequest(hidden_size=64, dtype="bfloat16")
+    target = next(t for t in TARGETS if t.arch == "sm_90")
+    assert list(without_a_form(limits, request, target, gpu("sm_90"))) == ["norm.rms bfloat16"]
 
 
 def test_a_limit_that_asks_for_another_dtype_is_found() -> None:

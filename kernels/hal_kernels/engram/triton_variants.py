@@ -9,6 +9,28 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 BLOCK_D = 1024
+_HEADS_AND_WIDTHS = ((8, 256), (16, 512))  # of the rows of a token, that are compiled
+_STREAMS = (4, 8)
+MAX_VALUES = _HEADS_AND_WIDTHS[-1][0] * _HEADS_AND_WIDTHS[-1][1]  # of a token, in registers
+MAX_STREAMS = _STREAMS[-1]
+
+
+def gathered_values(heads: int, width: int) -> int:
+    """That a program of the gather has: rows and their number are padded to powers of two."""
+    return (1 << (heads - 1).bit_length()) * (1 << (width - 1).bit_length())
+
+
+def gather_config(heads: int, width: int) -> str:
+    """The form that a gather is judged by: with as many values or more."""
+    values = gathered_values(heads, width)
+    h, w = next((h, w) for h, w in _HEADS_AND_WIDTHS if h * w >= values)
+    return f"h{h}-w{w}"
+
+
+def mix_config(streams: int) -> str:
+    """The form that a mix is judged by: of as many streams or more, which are factors of addresses
+    and nothing else."""
+    return f"n{next(n for n in _STREAMS if n >= streams)}"
 
 
 def _gather(target: Target) -> Sequence[KernelVariant]:
@@ -32,7 +54,7 @@ def _gather(target: Target) -> Sequence[KernelVariant]:
             },
         )
         for dtype in ACTIVATION_DTYPES
-        for heads, width in ((8, 256), (16, 512))
+        for heads, width in _HEADS_AND_WIDTHS
     )
 
 
@@ -42,16 +64,17 @@ def _mix(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype=dtype,
-            config="n4",
+            config=f"n{streams}",
             pointers=dict.fromkeys((*rows, *weights), dtype),
             scalars={
                 **dict.fromkeys(("stride_streams", "stride_kv", "D"), "i32"),
                 **dict.fromkeys(("root", "eps"), "fp32"),
             },
             divisible=frozenset({"stride_streams", "stride_kv", "D"}),
-            constants={"N": 4, "BLOCK_D": BLOCK_D},
+            constants={"N": streams, "BLOCK_D": BLOCK_D},
         )
         for dtype in ACTIVATION_DTYPES
+        for streams in _STREAMS
     )
 
 

@@ -11,8 +11,17 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
 COLUMNS = 1024  # of one program
 FEW_CHOICES, MANY_CHOICES = 512, 4096  # that a program reads at once
+ORDERS = ("few", "many")  # configurations of `places`, for few choices and for many
+_CHOICES = (8, 32)  # of a token, that are compiled
+MAX_TOP_K = _CHOICES[-1]
 
 _MODULE = "hal_kernels.moe_dispatch.triton_kernels"
+
+
+def rows_config(top_k: int) -> str:
+    """The form of the kernels that move rows which a request is judged by: their loop over a
+    token's choices is as long or longer."""
+    return f"k{next(k for k in _CHOICES if k >= top_k)}"
 
 
 def _variant(
@@ -35,7 +44,7 @@ def _places(target: Target) -> Sequence[KernelVariant]:
             config, ("F",), pointers={**pointers, "offsets_ptr": "int64"},
             constants={"E": 256, "BLOCK_F": block},
         )
-        for config, block in (("few", FEW_CHOICES), ("many", MANY_CHOICES))
+        for config, block in zip(ORDERS, (FEW_CHOICES, MANY_CHOICES), strict=True)
     )  # fmt: skip
 
 
@@ -43,11 +52,12 @@ def _spread(target: Target) -> Sequence[KernelVariant]:
     integers = {"ids_TK_ptr": "int32", "places_TK_ptr": "int32"}
     return tuple(
         _variant(
-            "k8", ("stride_x", "D", "E"), dtype=dtype,
+            f"k{top_k}", ("stride_x", "D", "E"), dtype=dtype,
             pointers={"x_TD_ptr": dtype, "rows_MD_ptr": dtype, **integers},
-            constants={"TOP_K": 8, "BLOCK_D": COLUMNS},
+            constants={"TOP_K": top_k, "BLOCK_D": COLUMNS},
         )
         for dtype in ACTIVATION_DTYPES
+        for top_k in _CHOICES
     )  # fmt: skip
 
 
@@ -60,11 +70,12 @@ def _combine(target: Target) -> Sequence[KernelVariant]:
     others = {"places_TK_ptr": "int32", "weights_TK_ptr": "float32"}
     return tuple(
         _variant(
-            "k8", ("stride_y", "D"), dtype=dtype,
+            f"k{top_k}", ("stride_y", "D"), dtype=dtype,
             pointers={"y_MD_ptr": dtype, "out_TD_ptr": dtype, **others},
-            constants={"TOP_K": 8, "BLOCK_D": COLUMNS},
+            constants={"TOP_K": top_k, "BLOCK_D": COLUMNS},
         )
         for dtype in ACTIVATION_DTYPES
+        for top_k in _CHOICES
     )  # fmt: skip
 
 

@@ -11,6 +11,11 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel
 # Numbers of the scorings that the kernel computes.
 SCORINGS: Mapping[str, int] = MappingProxyType({"softmax": 0, "sigmoid": 1, "sqrt_softplus": 2})
 HASH_TOKENS = 16  # of one program
+# What is compiled: experts of any scoring, of them those in groups, groups, experts by hash.
+_SIZES, _GROUPED_SIZES, MAX_GROUPS, _HASHED = (128, 256, 512, 1024), (256, 1024), 8, (6, 24)
+MAX_EXPERTS = _SIZES[-1]
+MAX_TOP_K = 32
+WITHOUT_BIAS = ("softmax",)  # scorings that no form with a bias is compiled of
 _LOAD_BYTES = 16
 
 _MODULE = "hal_kernels.moe_router.triton_kernels"
@@ -28,25 +33,43 @@ def program_shape(experts: int, logit_bytes: int, arch: str, warp_size: int) -> 
     return {"T": warps * (of_warp // columns), "H": parts, "C": columns, "num_warps": warps}
 
 
+def scored_config(scoring: str, experts: int, *, is_grouped: bool) -> str:
+    """The form that a choice by scores is judged by: as many scores of a token in a warp's
+    registers, or more. The number that is chosen is an argument."""
+    sizes = _GROUPED_SIZES if is_grouped else _SIZES
+    size = next(size for size in sizes if size >= experts)
+    return _config(scoring, size, is_grouped=is_grouped)
+
+
+def hash_config(top_k: int) -> str:
+    """The form that a choice by a table is judged by: of as many columns or more."""
+    return f"k{next(k for k in _HASHED if _columns(k) >= top_k)}"
+
+
+def _columns(top_k: int) -> int:
+    return 1 << (top_k - 1).bit_length()
+
+
+def _config(scoring: str, size: int, *, is_grouped: bool) -> str:
+    return f"{scoring.replace('_', '-')}-e{size}" + (f"-g{MAX_GROUPS}" if is_grouped else "")
+
+
 def _scored(target: Target) -> Sequence[KernelVariant]:
-    # The number that is chosen is an argument: the names say for which models these are.
     return tuple(
-        _variant(target, config, scoring, experts, groups)
-        for config, scoring, experts, groups in (
-            ("softmax-e128-k8", "softmax", 128, 1),
-            ("sigmoid-e256-k8-g8", "sigmoid", 256, 8),
-            ("sqrt-softplus-e512-k6", "sqrt_softplus", 512, 1),
-            ("sigmoid-e1024-k16", "sigmoid", 1024, 1),
-        )
+        _variant(target, scoring, size, is_grouped=is_grouped)
+        for scoring in SCORINGS
+        for is_grouped, sizes in ((False, _SIZES), (True, _GROUPED_SIZES))
+        for size in sizes
     )
 
 
-def _variant(target: Target, config: str, scoring: str, experts: int, groups: int) -> KernelVariant:
+def _variant(target: Target, scoring: str, experts: int, *, is_grouped: bool) -> KernelVariant:
+    groups = MAX_GROUPS if is_grouped else 1
     shape = program_shape(experts, 4, target.arch, target.warp_size)
     warps = shape.pop("num_warps")
     return KernelVariant(
         dtype="",
-        config=config,
+        config=_config(scoring, experts, is_grouped=is_grouped),
         pointers={
             "logits_TE_ptr": "float32",
             "bias_E_ptr": "float32",
@@ -61,7 +84,8 @@ def _variant(target: Target, config: str, scoring: str, experts: int, groups: in
         constants={
             **shape,
             "SCORING": SCORINGS[scoring],
-            "HAS_BIAS": scoring != "softmax",
+            # A form with one stands for those without, which have a load less.
+            "HAS_BIAS": scoring not in WITHOUT_BIAS,
             "NORMALIZES": True,
             "G": groups,
             "PICKED": max(groups // 2, 1),
@@ -71,10 +95,10 @@ def _variant(target: Target, config: str, scoring: str, experts: int, groups: in
 
 
 def _hash(target: Target) -> Sequence[KernelVariant]:
-    return (
+    return tuple(
         KernelVariant(
             dtype="",
-            config="k6",
+            config=f"k{top_k}",
             pointers={
                 "logits_TE_ptr": "float32",
                 "token_ids_T_ptr": "int64",
@@ -84,9 +108,15 @@ def _hash(target: Target) -> Sequence[KernelVariant]:
             },
             scalars={"stride_logits": "i32", "T": "i32", "route_scale": "fp32"},
             divisible=frozenset({"stride_logits"}),
-            constants={"BLOCK_T": HASH_TOKENS, "TOP_K": 6, "BLOCK_K": 8, "NORMALIZES": True},
+            constants={
+                "BLOCK_T": HASH_TOKENS,
+                "TOP_K": top_k,
+                "BLOCK_K": _columns(top_k),
+                "NORMALIZES": True,
+            },
             num_warps=1,
-        ),
+        )
+        for top_k in _HASHED
     )
 
 
