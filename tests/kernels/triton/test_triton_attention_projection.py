@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 import hal_kernels.attention_projection.triton as fused
 from gpu_devices import gpu
@@ -138,6 +140,49 @@ def test_against_float64(
     assert_exact("attention_projection", found, exact)
     assert seen[0] == KERNELS[way != "one_pass"]
     assert len(seen) == (3 if way == "split_keys_in_groups" else 2)  # three launches only in parts
+
+
+@pytest.mark.parametrize("is_one_pass", [True, False], ids=["one_pass", "split_keys"])
+@settings(
+    max_examples=4, deadline=None, phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+@given(data=st.data(), seed=st.integers(0, 10**6))
+def test_addresses_of_drawn_sizes(
+    attention_cases: SimpleNamespace, is_one_pass: bool, data: st.DataObject, seed: int
+) -> None:
+    """Heads, pages, pieces of the result and groups of heads, few of them powers of two; as many
+    programs as some device has units for. Caches are NaN wherever nothing was written."""
+    torch.manual_seed(seed)
+    most = data.draw(st.sampled_from([40, 40, 40 if is_one_pass else 600]))
+    lengths = data.draw(st.lists(st.integers(1, most), min_size=1, max_size=3))
+    kv_heads, group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    heads, dim = kv_heads * group, data.draw(st.sampled_from([16, 24, 32]))
+    request = AttentionProjectionRequest(
+        phase="decode",
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        v_head_dim=dim,
+        hidden_size=data.draw(st.integers(1, 150)),
+        block_size=data.draw(st.integers(1, 24)),
+        dtype="float16",
+        kv_dtype="float16",
+        window=data.draw(st.sampled_from([0, 0, 7, 30])),
+    )
+    q, k, v, meta = attention_cases.paged(
+        lengths, [1] * len(lengths), (heads, kv_heads), dim, request.block_size, torch.float16
+    )
+    weight = (torch.randn(request.hidden_size, heads * dim) / (heads * dim) ** 0.5).half()
+    arch = data.draw(st.sampled_from(["sm_90", "sm_120", "gfx942", "gfx1100"]))
+    on = device(data.draw(st.integers(1, 40)), arch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "prefers_one_pass", lambda *_: is_one_pass)
+        patch.setattr(fused, "has_one_pass", lambda *_: True)
+        kernel = fused.bind(request, on, scale=dim**-0.5, weight=weight)
+        found = kernel(q, k, v, meta)
+    attended = attention_cases.exact(q, k, v, meta, scale=dim**-0.5, window=request.window)
+    assert_exact("attention_projection", found, attended @ weight.double().T)
 
 
 @WAYS
