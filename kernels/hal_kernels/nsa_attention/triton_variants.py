@@ -37,7 +37,10 @@ def row_tiles(
 ) -> dict[str, int]:
     """Tile sizes of a branch; is_query: of tiles of one query."""
     block = 1 if is_query else 1 << 16
-    return tiles(target, head_dim, group, query_block=block, key_block=key_block)
+    options = tiles(target, head_dim, group, query_block=block, key_block=key_block)
+    if is_query and target.arch == "gfx1100":
+        options["num_warps"] = 4  # eight spill in heads of more than 128 values
+    return options
 
 
 # Keys of a tile of entries by architecture and head size, where those of a window would spill.
