@@ -9,7 +9,8 @@ it; nothing of it is imported, installed or kept.
   python benchmarks/peer_kernels.py --target sm_90 --problem 'decode*'
   python benchmarks/peer_kernels.py --peers RESULT.json ours alone; the peers' as in that result
   python benchmarks/peer_kernels.py --problem 'layer norm' --beside RESULT.json
-                                                        the others as they are in that result
+                                                        the others as they are in that result;
+                                                        with --target its cells there alone
 
 Results: benchmarks/results/<date>-peer-kernels.json and .md, unless only a part was asked for. Exit
 status 1 if ours does not compile where a peer's does.
@@ -47,7 +48,7 @@ def main() -> int:
         "--problem", action="append", help="only problems of this pattern; may be repeated"
     )
     parser.add_argument(
-        "--beside", type=Path, help="result in JSON that has the problems not named by --problem"
+        "--beside", type=Path, help="result in JSON that has the cells that are not asked for"
     )
     parser.add_argument(
         "--peers", type=Path, help="result in JSON whose peers are taken: their wheels are the same"
@@ -64,15 +65,18 @@ def main() -> int:
             else _beside_wheels(given.wheels, targets, patterns)
         )
         if given.beside:
-            kept, others = load_others(given.beside, metadata.version("triton"), patterns)
+            kept, others = load_others(given.beside, metadata.version("triton"), patterns, targets)
             findings += others
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    # Kept cells come behind those that were compiled now.
+    order = {arch: place for place, arch in enumerate(dict.fromkeys((*TARGETS, *targets)))}
+    findings.sort(key=lambda one: order.get(one.evidence.target, len(order)))
     found = list(cells(PROBLEMS, findings))
     today = datetime.date.today().isoformat()
     text = markdown(found, named, today, kept)
     print(text)
-    if (not given.problem or given.beside) and not given.target:
+    if given.beside or not (given.problem or given.target):
         stem = given.store / f"{today}-peer-kernels"
         content = json.dumps(document(found, named, today, kept), indent=1) + "\n"
         stem.with_suffix(".json").write_text(content, encoding="utf-8")

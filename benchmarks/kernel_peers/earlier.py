@@ -1,10 +1,10 @@
-"""Findings out of an earlier result: of peers, whose wheels and compiler are the same, or of whole
-problems that are not compiled now."""
+"""Findings out of an earlier result: of peers, whose wheels and compiler are the same, or of the
+cells that are not compiled now."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,19 @@ def load_earlier(path: Path, triton: str) -> tuple[dict[str, str], list[Finding]
 
 
 def load_others(
-    path: Path, triton: str, patterns: Sequence[str]
+    path: Path, triton: str, patterns: Sequence[str], targets: Container[str]
 ) -> tuple[dict[str, str], list[Finding]]:
-    """Date by problem, and all findings, ours included, of the problems of a result that match no
-    pattern. Raises ValueError as `load_earlier`."""
+    """Date by problem, and all findings, ours included, of the cells of a result that are not of
+    these targets or whose problem matches no pattern. Raises ValueError as `load_earlier`."""
     document, _ = _read(path, triton)
-    names = [problem["name"] for problem in document["problems"]]
-    kept = {n for n in names if not any(fnmatchcase(n, pattern) for pattern in patterns)}
+    cells = [
+        cell
+        for cell in document["cells"]
+        if cell["target"] not in targets
+        or not any(fnmatchcase(cell["problem"], pattern) for pattern in patterns)
+    ]
+    kept = {cell["problem"] for cell in cells}
     dates = {name: str(document.get("kept", {}).get(name, document["date"])) for name in kept}
-    cells = [cell for cell in document["cells"] if cell["problem"] in kept]
     return dates, [found for cell in cells for found in _findings_of(cell)]
 
 

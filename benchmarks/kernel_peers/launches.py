@@ -27,7 +27,8 @@ class Launch:
     it, None nothing, a number what Triton would specialise for, a constant of the kernel its value.
     configurations: tiles and options of the launcher on a target; several where it measures and
     chooses itself. given: see `Cutter`. moves: bytes of the problem that a configuration moves.
-    source: where in the package the configuration is decided.
+    source: where in the package the configuration is decided. skips: architecture -> why its
+    launcher takes no such call there.
     """
 
     peer: str
@@ -40,6 +41,7 @@ class Launch:
     source: str
     given: Callable[[Target], Mapping[str, str]] = lambda _: {}
     note: str = ""
+    skips: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

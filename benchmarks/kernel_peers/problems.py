@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from kernel_peers import (
     attention_problems,
+    cache_problems,
+    dense_problems,
+    four_bit_problems,
+    latent_problems,
     product_problems,
     routing_problems,
     row_problems,
     sparse_problems,
     state_problems,
+    stream_problems,
 )
 
 PROBLEMS = (
@@ -18,4 +23,9 @@ PROBLEMS = (
     *routing_problems.PROBLEMS,
     *state_problems.PROBLEMS,
     *sparse_problems.PROBLEMS,
+    *dense_problems.PROBLEMS,
+    *four_bit_problems.PROBLEMS,
+    *latent_problems.PROBLEMS,
+    *cache_problems.PROBLEMS,
+    *stream_problems.PROBLEMS,
 )

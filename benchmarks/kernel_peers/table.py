@@ -10,7 +10,7 @@ from typing import Any
 from hal_kernels.aot.evidence import Evidence, short_instruction
 from kernel_peers.compiling import Finding
 from kernel_peers.judging import dominates, judge, resident_warps
-from kernel_peers.launches import Problem
+from kernel_peers.launches import Launch, Problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,12 +106,20 @@ def _section(problem: Problem, found: Sequence[Cell]) -> Iterator[str]:
     yield from ("", f"## {problem.name}", "", f"{problem.what}. Bytes: {problem.formula}.", "")
     for peer in problem.peers:
         note = f"; {peer.note}" if peer.note else ""
-        yield f"- {peer.peer}: `{peer.function}` as in {peer.source}{note}."
+        yield f"- {peer.peer}: `{peer.function}` as in {peer.source}{note}{_absences(peer)}."
     yield from ("", _HEAD, _RULE)
     for cell in found:
         yield from _rows(cell)
     for arch, why in problem.skips.items():
         yield from ("", f"Not on {arch}: {why}.")
+
+
+def _absences(peer: Launch) -> str:
+    """Where a peer's launcher takes no such call, and why."""
+    by_reason: dict[str, list[str]] = {}
+    for arch, why in peer.skips.items():
+        by_reason.setdefault(why, []).append(arch)
+    return "".join(f"; not on {', '.join(arches)}: {why}" for why, arches in by_reason.items())
 
 
 _COLUMNS = (

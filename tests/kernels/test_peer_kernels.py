@@ -86,7 +86,7 @@ def test_kernels_are_cut_out_compiled_and_read(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # of the compiling process
     found = list(compile_all("tiny_kernel_problems", find_target(arch), wheels, "co*"))
-    own, wide, chosen, renamed = found
+    own, wide, chosen, renamed = found  # and one that its launcher does not take there
     assert [f.contender for f in found] == ["halstack", "Wide", "Chosen", "Renamed"]
     for one in (own, wide, chosen):
         assert (one.evidence.tier, one.evidence.spills, one.evidence.error) == ("native", 0, "")
@@ -168,6 +168,7 @@ def test_a_cell_says_who_is_better_in_what() -> None:
     text = markdown([cell], {"triton": "3.9.0"}, "2026-11-30")
     assert "**beaten**: all better" in text
     assert "no such type" in text
+    assert "`scaled_copy` as in here; not on sm_90, gfx942: of another maker." in text
     (plain,) = document([cell], {}, "2026-11-30")["cells"]
     assert [found["contender"] for found in plain["findings"]][:2] == ["halstack", "spills"]
     assert plain["findings"][0]["resident_warps"] == 32
@@ -246,7 +247,7 @@ def test_problems_that_are_not_compiled_now_are_kept_whole_with_their_date(tmp_p
     versions = {"triton": "3.9.0", "fla": "1"}
     earlier = tmp_path / "result.json"
     earlier.write_text(json.dumps(document(list(cells(problems, found)), versions, "2026-01-02")))
-    kept, others = load_others(earlier, "3.9.0", ["cop*"])
+    kept, others = load_others(earlier, "3.9.0", ["cop*"], {"sm_90"})
     assert kept == {"other": "2026-01-02"}
     assert others == found[2:]
     renewed = [_finding("halstack", 500), _finding("theirs", 2000), *others]
@@ -257,11 +258,23 @@ def test_problems_that_are_not_compiled_now_are_kept_whole_with_their_date(tmp_p
         whole, versions, "2026-03-04", kept
     )
     earlier.write_text(json.dumps(plain))
-    assert load_others(earlier, "3.9.0", ["none"])[0] == {
+    assert load_others(earlier, "3.9.0", ["none"], {"sm_90"})[0] == {
         "copy": "2026-03-04", "other": "2026-01-02",
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"triton 3\.8\.0, found 3\.9\.0"):
-        load_others(earlier, "3.8.0", ["*"])
+        load_others(earlier, "3.8.0", ["*"], {"sm_90"})
+
+
+def test_of_a_problem_the_cells_of_other_targets_are_kept(tmp_path: Path) -> None:
+    found = [
+        _finding(contender, 1000, target=arch)
+        for arch in ("sm_90", "gfx942")
+        for contender in ("halstack", "theirs")
+    ]
+    earlier = tmp_path / "result.json"
+    earlier.write_text(json.dumps(document(list(cells([TINY[0]], found)), {"triton": "3.9.0"}, "")))
+    assert load_others(earlier, "3.9.0", ["copy"], {"sm_90"}) == ({"copy": ""}, found[2:])
+    assert load_others(earlier, "3.9.0", ["copy"], {"sm_90", "gfx942"}) == ({}, [])
 
 
 def test_every_problem_names_a_variant_that_ours_has() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kernel_peers.launches import Launch, Problem, no_product, row_kernel
 
 _ARGUMENTS = {**dict.fromkeys(("x_ptr", "y_ptr"), "*bf16"), "N": 4096, "first": 16, "stride": 1}
 
 
-def _launch(peer: str, function: str, *blocks: int) -> Launch:
+def _launch(peer: str, function: str, *blocks: int, skips: Sequence[str] = ()) -> Launch:
     return Launch(
         peer=peer,
         wheel="tiny_wheel",
@@ -18,6 +20,7 @@ def _launch(peer: str, function: str, *blocks: int) -> Launch:
         moves=lambda tiles: int(tiles["BLOCK"]) * 4,
         source="here",
         given=lambda _: {"IS_FAST": "False"},
+        skips=dict.fromkeys(skips, "of another maker"),
     )
 
 
@@ -31,6 +34,7 @@ PROBLEMS = (
             _launch("Wide", "scaled_copy", 1024),
             _launch("Chosen", "scaled_copy", 1024, 64),
             _launch("Renamed", "other", 64),
+            _launch("Elsewhere", "scaled_copy", 64, skips=("sm_90", "gfx942")),
         ),
         formula="once each way",
     ),
