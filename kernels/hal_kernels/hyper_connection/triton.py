@@ -15,7 +15,15 @@ from hal_kernels.hyper_connection.triton_kernels import (
     _hyper_connection_expand_kernel,
     _hyper_connection_mixes_kernel,
 )
-from hal_kernels.hyper_connection.triton_variants import BLOCK_D, BLOCK_T, PARTS, mixes_constants
+from hal_kernels.hyper_connection.triton_variants import (
+    BLOCK_D,
+    BLOCK_T,
+    PARTS,
+    collapse_warps,
+    expand_tile,
+    mixes_constants,
+    mixes_warps,
+)
 
 _OWN, _PREVIOUS, _FIRST = 0, 1, 2  # SOURCE of the collapse
 
@@ -31,13 +39,14 @@ def bind(
     eps: float = 0.0,
 ) -> Callable[..., Any]:
     """As the op's reference. Raises ValueError if a tensor that the kind needs is missing."""
+    warp_size = int(device.attributes.get("warp_size", 32))
     if request.kind == "post":
-        return _bind_expand(request)
+        return _bind_expand(request, device.arch, warp_size)
     if request.kind == "head" and request.is_lagged:
-        return _bind_collapse(request)
+        return _bind_collapse(request, warp_size)
     if projection is None or base is None or scale is None:
         raise ValueError("hyper_connection: required projection, base and scale, found None")
-    return _bind_weights(request, projection, base, scale, norm_eps, eps)
+    return _bind_weights(request, projection, base, scale, norm_eps, eps, warp_size)
 
 
 def bfloat16_terms(x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +65,7 @@ def _bind_weights(
     scale: torch.Tensor,
     norm_eps: float,
     eps: float,
+    warp_size: int,
 ) -> Callable[..., Any]:
     n, hidden = request.num_streams, request.hidden_size
     constants = mixes_constants(request.dtype, request.num_mixes)
@@ -73,13 +83,14 @@ def _bind_weights(
         if tokens:
             _hyper_connection_mixes_kernel[(-(-tokens // BLOCK_T), PARTS)](
                 flat, terms, partial, flat.stride(0), tokens, n * hidden, request.num_mixes,
-                **constants,
+                **constants, num_warps=mixes_warps(request.dtype, warp_size),
             )  # fmt: skip
             _hyper_connection_collapse_kernel[(tokens,)](
                 flat, partial, base, scale, pre if previous is None else previous,
                 x, pre, post, comb, flat.stride(0), hidden, norm_eps, eps,
                 N=n, W=request.num_mixes, BLOCK_W=width, S=PARTS,
                 ITERATIONS=request.sinkhorn_iterations, BLOCK_D=_columns(hidden), SOURCE=source,
+                num_warps=collapse_warps(warp_size),
             )  # fmt: skip
         return [x, post, comb, pre]
 
@@ -102,7 +113,7 @@ def _bind_weights(
     return lagged_pre if request.is_lagged else pre
 
 
-def _bind_collapse(request: HyperConnectionRequest) -> Callable[..., torch.Tensor]:
+def _bind_collapse(request: HyperConnectionRequest, warp_size: int) -> Callable[..., torch.Tensor]:
     n, hidden = request.num_streams, request.hidden_size
 
     def lagged_head(streams: torch.Tensor, previous_pre: torch.Tensor) -> torch.Tensor:
@@ -113,16 +124,18 @@ def _bind_collapse(request: HyperConnectionRequest) -> Callable[..., torch.Tenso
                 flat, given, given, given, given, x, given, given, given,
                 flat.stride(0), hidden, 0.0, 0.0,
                 N=n, W=0, BLOCK_W=16, S=PARTS, ITERATIONS=1, BLOCK_D=_columns(hidden),
-                SOURCE=_PREVIOUS,
+                SOURCE=_PREVIOUS, num_warps=collapse_warps(warp_size),
             )  # fmt: skip
         return x
 
     return lagged_head
 
 
-def _bind_expand(request: HyperConnectionRequest) -> Callable[..., torch.Tensor]:
+def _bind_expand(
+    request: HyperConnectionRequest, arch: str, warp_size: int
+) -> Callable[..., torch.Tensor]:
     n, hidden = request.num_streams, request.hidden_size
-    block = _columns(hidden)
+    block, warps = expand_tile(request.dtype, arch, warp_size)
 
     def expand(
         y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
@@ -133,7 +146,7 @@ def _bind_expand(request: HyperConnectionRequest) -> Callable[..., torch.Tensor]
         if len(flat):
             _hyper_connection_expand_kernel[(len(flat), -(-hidden // block))](
                 y, flat, post.contiguous(), comb.contiguous(), out,
-                y.stride(0), flat.stride(0), hidden, N=n, BLOCK_D=block,
+                y.stride(0), flat.stride(0), hidden, N=n, BLOCK_D=block, num_warps=warps,
             )  # fmt: skip
         return out
 

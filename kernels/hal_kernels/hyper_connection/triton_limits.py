@@ -9,9 +9,9 @@ from hal.ops.hyper_connection import HyperConnectionRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.hyper_connection.triton_variants import TERMS
+from hal_kernels.hyper_connection.triton_variants import STREAMS, TERMS, judged_streams
 
-_STREAMS = (1, 2, 4, 8)
+_STREAMS = tuple(1 << i for i in range(STREAMS[-1].bit_length()))  # powers of two
 
 
 def not_supported_reasons(
@@ -20,7 +20,8 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if they serve."""
+    """Empty if they serve. The machine code judged is of the next number of streams that was
+    compiled."""
     streams = request.num_streams
     if streams not in _STREAMS:
         wanted = " or ".join(map(str, _STREAMS))
@@ -28,16 +29,18 @@ def not_supported_reasons(
     if request.dtype not in TERMS:
         wanted = " or ".join(TERMS)
         return [not_written("hyper_connection", "dtype", wanted, request.dtype)]
+    config = f"n{judged_streams(streams)}"
     if request.kind == "post":
         return evidence_reasons(
-            "hyper_connection.expand", device, dtype=request.dtype, allowed=allowed
+            "hyper_connection.expand", device, dtype=request.dtype, config=config, allowed=allowed
         )
     reasons = evidence_reasons(
-        "hyper_connection.collapse", device, dtype=request.dtype, allowed=allowed
-    )
+        "hyper_connection.collapse", device, dtype=request.dtype,
+        config=f"{config}-lagged" if request.is_lagged else config, allowed=allowed,
+    )  # fmt: skip
     if request.kind == "pre" or not request.is_lagged:
         reasons += evidence_reasons(
             "hyper_connection.mixes", device, dtype="bfloat16",
-            config=f"{request.dtype}", allowed=allowed,
+            config=f"{config}-{request.dtype}", allowed=allowed,
         )  # fmt: skip
     return reasons

@@ -14,13 +14,34 @@ BLOCK_D = 1024
 # bfloat16 terms that hold a value of the dtype.
 TERMS: Mapping[str, int] = MappingProxyType({"bfloat16": 1, "float16": 2, "float32": 3})
 BLOCK_T = 16
+STREAMS = (4, 8)  # that are compiled; fewer have less of everything
 
 _MODULE = "hal_kernels.hyper_connection.triton_kernels"
+
+
+def judged_streams(num_streams: int) -> int:
+    """Whose machine code speaks for so many streams. Raises StopIteration beyond those."""
+    return next(n for n in STREAMS if num_streams <= n)
 
 
 def mixes_width(mixes: int) -> int:
     """Columns of the partial sums: of the mixes and the sum of squares, at least a matrix tile."""
     return max(16, 1 << mixes.bit_length())
+
+
+def expand_tile(dtype: str, arch: str, warp_size: int) -> tuple[int, int]:
+    """(columns, warps) of a program of the streams after a sublayer: 128 threads of 16 bytes a
+    stream each. On NVIDIA's four columns of any dtype: eight of them by four streams take 64
+    registers, which let half of a multiprocessor's warps in, and four 40."""
+    bytes_each = 4 if dtype == "float32" else 2
+    columns = 16 // bytes_each if arch.startswith("gfx") else 4
+    return 128 * columns, 128 // warp_size
+
+
+def collapse_warps(warp_size: int) -> int:
+    """128 threads, of which each has all streams of eight columns: what is summed over streams then
+    stays in a thread."""
+    return 128 // warp_size
 
 
 def mixes_constants(dtype: str, mixes: int) -> dict[str, Any]:
@@ -34,11 +55,17 @@ def mixes_constants(dtype: str, mixes: int) -> dict[str, Any]:
     }
 
 
+def mixes_warps(dtype: str, warp_size: int) -> int:
+    """Of the projection: a step of the narrower tile reads 2 KiB of weights, 16 bytes for each of
+    128 threads."""
+    return 4 if dtype == "bfloat16" else 128 // warp_size
+
+
 def _mixes(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype="bfloat16",
-            config=dtype,
+            config=f"n{n}-{dtype}",
             pointers={
                 "streams_TC_ptr": dtype,
                 "terms_PWC_ptr": "bfloat16",
@@ -46,8 +73,10 @@ def _mixes(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("stride_streams", "T", "C", "W"), "i32"),
             divisible=frozenset({"stride_streams", "C"}),
-            constants=mixes_constants(dtype, 24),
+            constants=mixes_constants(dtype, n * (2 + n)),
+            num_warps=mixes_warps(dtype, target.warp_size),
         )
+        for n in STREAMS
         for dtype in TERMS
     )
 
@@ -58,7 +87,7 @@ def _collapse(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype=dtype,
-            config=config,
+            config=f"n{n}{form}",
             pointers={
                 **dict.fromkeys(rows, dtype),
                 **dict.fromkeys((*weights, "post_TN_ptr", "comb_TNN_ptr"), "float32"),
@@ -66,17 +95,19 @@ def _collapse(target: Target) -> Sequence[KernelVariant]:
             scalars={"stride_streams": "i32", "D": "i32", "norm_eps": "fp32", "eps": "fp32"},
             divisible=frozenset({"stride_streams", "D"}),
             constants={
-                "N": 4,
-                "W": 24,
-                "BLOCK_W": 32,
+                "N": n,
+                "W": n * (2 + n),
+                "BLOCK_W": mixes_width(n * (2 + n)),
                 "S": PARTS,
                 "ITERATIONS": 20,
                 "BLOCK_D": BLOCK_D,
                 "SOURCE": source,
             },
+            num_warps=collapse_warps(target.warp_size),
         )
+        for n in STREAMS
         for dtype in TERMS
-        for config, source in (("n4", 0), ("n4-lagged", 1))
+        for form, source in (("", 0), ("-lagged", 1))
     )
 
 
@@ -84,16 +115,19 @@ def _expand(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
             dtype=dtype,
-            config="n4",
+            config=f"n{n}",
             pointers={
                 **dict.fromkeys(("y_TD_ptr", "streams_TC_ptr", "out_TC_ptr"), dtype),
                 **dict.fromkeys(("post_TN_ptr", "comb_TNN_ptr"), "float32"),
             },
             scalars=dict.fromkeys(("stride_y", "stride_streams", "D"), "i32"),
             divisible=frozenset({"stride_y", "stride_streams", "D"}),
-            constants={"N": 4, "BLOCK_D": BLOCK_D},
+            constants={"N": n, "BLOCK_D": block},
+            num_warps=warps,
         )
+        for n in STREAMS
         for dtype in TERMS
+        for block, warps in (expand_tile(dtype, target.arch, target.warp_size),)
     )
 
 

@@ -11,6 +11,8 @@ import hal_kernels.hyper_connection.triton as triton_connection
 from gpu_devices import gpu
 from hal.ops import CATALOGUE
 from hal.ops.hyper_connection import HyperConnectionRequest, reference
+from hal_kernels.aot.catalogue import CATALOGUE as KERNELS
+from hal_kernels.aot.targets import find_target
 from hal_kernels.hyper_connection.triton_limits import not_supported_reasons
 
 STEP = CATALOGUE["hyper_connection"].largest_errors
@@ -95,9 +97,10 @@ def test_mixing_matrix_is_doubly_stochastic() -> None:
 
 @pytest.mark.parametrize(
     ("n", "hidden", "dtype"),
-    [(4, 80, "bfloat16"), (2, 1100, "float16"), (8, 48, "float32")],
+    [(4, 80, "bfloat16"), (2, 1100, "float16"), (8, 48, "float32"), (1, 600, "bfloat16")],
 )
-def test_post_and_head(n: int, hidden: int, dtype: str) -> None:
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942", "gfx1100"])
+def test_post_and_head(n: int, hidden: int, dtype: str, arch: str) -> None:
     torch_dtype: torch.dtype = getattr(torch, dtype)
     post, head, last = (
         request_of(kind, n, hidden, dtype, is_lagged=is_lagged)
@@ -109,14 +112,49 @@ def test_post_and_head(n: int, hidden: int, dtype: str) -> None:
         y = torch.randn(tokens, hidden + 8).to(torch_dtype)[:, :hidden]
         gates, comb = torch.rand(tokens, n) * 2, torch.rand(tokens, n, n)
         exact = reference(post)(y.double(), streams.double(), gates.double(), comb.double())
-        found = triton_connection.bind(post, gpu("sm_90"))(y, streams, gates, comb)
+        found = triton_connection.bind(post, gpu(arch))(y, streams, gates, comb)
         assert_close(found, exact, STEP[dtype], 4.0 * n)
         exact = reference(head, **static, **EPS)(streams.double())
-        found = triton_connection.bind(head, gpu("sm_90"), **static, **EPS)(streams)
+        found = triton_connection.bind(head, gpu(arch), **static, **EPS)(streams)
         assert_close(found, exact, STEP[dtype], 4.0 * n)
         exact = reference(last)(streams.double(), gates.double())
-        found = triton_connection.bind(last, gpu("sm_90"))(streams, gates)
+        found = triton_connection.bind(last, gpu(arch))(streams, gates)
         assert_close(found, exact, STEP[dtype], 4.0 * n)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "gfx90a", "gfx1100"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("streams_of_token", [4, 8])
+def test_what_is_compiled_is_what_is_launched(
+    monkeypatch: pytest.MonkeyPatch, arch: str, dtype: str, streams_of_token: int
+) -> None:
+    n = f"n{streams_of_token}"
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("mixes", "collapse", "expand"):
+        monkeypatch.setattr(
+            triton_connection, f"_hyper_connection_{name}_kernel", Recorder(name, found)
+        )
+    pre, post = (request_of(kind, streams_of_token, 5120, dtype) for kind in ("pre", "post"))
+    streams = torch.ones(1, streams_of_token, 5120).to(getattr(torch, dtype))
+    triton_connection.bind(pre, gpu(arch), **static_of(pre), **EPS)(streams)
+    gates = torch.ones(1, streams_of_token), torch.ones(1, streams_of_token, streams_of_token)
+    triton_connection.bind(post, gpu(arch))(streams[:, 0], streams, *gates)
+    for name, config in (("mixes", f"{n}-{dtype}"), ("collapse", n), ("expand", n)):
+        claimed = "bfloat16" if name == "mixes" else dtype
+        variants = KERNELS[f"hyper_connection.{name}"].variants(find_target(arch))
+        variant = next(v for v in variants if (v.dtype, v.config) == (claimed, config))
+        launched = {"num_warps": 4} | found[name]
+        assert launched == dict(variant.constants) | {"num_warps": variant.num_warps}
+
+
+class Recorder:
+    """Takes a kernel's place: keeps a launch's constants, and computes nothing."""
+
+    def __init__(self, name: str, found: dict[str, dict[str, Any]]) -> None:
+        self._name, self._found = name, found
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *_, **constants: self._found.__setitem__(self._name, constants)
 
 
 def test_what_is_refused() -> None:
