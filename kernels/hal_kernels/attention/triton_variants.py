@@ -13,7 +13,7 @@ _MODULE = "hal_kernels.attention.triton_kernels"
 SPLIT_KEYS = 512  # keys of one split of a decode: what its programs share out among themselves
 _HEAD_DIMS = (64, 128, 256)
 MERGE_WARPS = 1  # of a head's values, split by split
-DECODE_ROWS = (16,)  # query heads of a cached head, padded: a tile of a decode
+DECODE_ROWS = (16, 32, 64, 128)  # query heads of a cached head, padded: a tile of a decode
 _CACHE_STRIDES = tuple(
     f"stride_{cache}_{axis}" for cache in "kv" for axis in ("page", "row", "head")
 )
@@ -71,12 +71,14 @@ def decode_tiles(target: Target, head_dim: int, rows: int = 16) -> dict[str, int
     128 values as many bytes as 64, by nearly twice the warps of fewer registers each. Where shared
     memory is what limits the blocks, half as many keys let nearly twice the warps in. rows: of
     `group_rows`; the sums of many are shared out among eight warps."""
-    keys = 64 if head_dim <= 64 else 32
-    is_rdna = target.backend == "hip" and target.warp_size == 32
-    if is_rdna or target.arch in _SMALL_SHARED:
+    is_hip, is_many = target.backend == "hip", rows > DECODE_ROWS[0]
+    is_cdna = is_hip and target.warp_size == 64
+    keys = 64 if head_dim <= 64 and not (is_cdna and is_many) else 32
+    if (is_hip and not is_cdna) or target.arch in _SMALL_SHARED:
         keys //= 2
-    stages = 1 if target.backend == "hip" else 3
-    warps = 4 if rows <= DECODE_ROWS[0] else 8
+    stages = 1 if is_hip else 2 if target.arch == "sm_120" and is_many else 3
+    # The registers of many rows are few: a step that is wider or further ahead spills.
+    warps = 8 if rows > (32 if is_cdna and head_dim <= 64 else DECODE_ROWS[0]) else 4
     return {"BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
 
 

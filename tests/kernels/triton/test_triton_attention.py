@@ -12,15 +12,23 @@ import hal_kernels.attention.triton as triton_attention
 from gpu_devices import gpu
 from hal.ops.attention import AttentionRequest, reference
 from hal_kernels.aot.catalogue import CATALOGUE
+from hal_kernels.aot.limits import evidence_asked
 from hal_kernels.aot.targets import TARGETS
-from hal_kernels.attention.triton_limits import not_supported_reasons
+from hal_kernels.attention.triton_limits import not_supported_reasons, rows_of
+from hal_kernels.attention.triton_variants import decode_tiles
 from kernel_errors import assert_exact
 
 SHAPES = {
     "gqa3-d64": ((9, 3), 64, 16),
     "mha-d40": ((2, 2), 40, 16),  # not a power of two
     "mqa-d128": ((5, 1), 128, 32),
+    "mqa24-d128": ((24, 1), 128, 32),  # tiles of more heads, all but full or not
+    "gqa29-d64": ((58, 2), 64, 16),
+    "mqa64-d40": ((64, 1), 40, 16),
+    "mqa71-d64": ((71, 1), 64, 16),
+    "mqa128-d32": ((128, 1), 32, 16),
 }
+MANY = ("mqa24-d128", "gqa29-d64", "mqa64-d40", "mqa71-d64", "mqa128-d32")
 
 
 def request_of(shape: str, phase: str, dtype: str, **fields: Any) -> AttentionRequest:
@@ -97,15 +105,45 @@ def test_decode(
     check(attention_cases, shape, dtype, lengths, **fields)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", MANY)
+def test_decode_of_many_heads_over_a_cached_one(
+    attention_cases: SimpleNamespace, shape: str, dtype: str
+) -> None:
+    check(attention_cases, shape, dtype, [(1, 1), (515, 1), (37, 1)])
+
+
 def test_more_heads_a_cached_head_than_a_decode_is_compiled_for_are_refused() -> None:
-    def found(phase: str, heads: int) -> list[str]:
-        request = request_of("gqa3-d64", phase, "bfloat16", num_heads=heads, num_kv_heads=2)
+    def found(phase: str, heads: int, **fields: Any) -> list[str]:
+        request = request_of(
+            "gqa3-d64", phase, "bfloat16", num_heads=heads, num_kv_heads=2, **fields
+        )
         return [reason.found for reason in not_supported_reasons(request, gpu("sm_90"))]
 
-    assert found("decode", 34) == ["17"]
-    assert found("decode", 32) == found("prefill", 34) == []
-    for variant in CATALOGUE["attention.decode"].variants(TARGETS[0]):  # all that is launched
-        assert variant.constants["BLOCK_H"] == 16
+    assert found("decode", 258) == ["129"]
+    assert found("decode", 256) == found("decode", 34) == found("prefill", 258) == []
+    for form in ({"window": 64}, {"has_sinks": True}, {"softcap": 30.0}):
+        assert found("decode", 34, **form) == ["17"]
+        assert found("decode", 32, **form) == found("prefill", 34, **form) == []
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("heads", [*range(1, 6), 16, 17, 24, 32, 33, 48, 64, 71, 128])
+def test_a_decode_is_judged_by_the_rows_it_is_launched_with(target: Any, heads: int) -> None:
+    """The variant that limits ask for holds the heads, in the tiles of the launch."""
+    request = request_of("gqa3-d64", "decode", "bfloat16", num_heads=heads, num_kv_heads=1)
+    asked = evidence_asked(not_supported_reasons, request, gpu(target.arch))
+    assert [query.kernel for query in asked] == ["attention.decode", "attention.merge"]
+    compiled = {(v.dtype, v.config): v for v in CATALOGUE["attention.decode"].variants(target)}[
+        asked[0].dtype, asked[0].config
+    ]
+    rows = compiled.constants["BLOCK_H"]
+    assert heads <= rows == rows_of(request)
+    assert rows == 16 or rows < 2 * heads
+    launched = decode_tiles(target, 64, rows)
+    assert launched["BLOCK_N"] == compiled.constants["BLOCK_N"]
+    assert launched["num_warps"] == compiled.num_warps
+    assert launched["num_stages"] == compiled.num_stages
 
 
 def test_attention_that_is_not_causal(attention_cases: SimpleNamespace) -> None:
