@@ -16,6 +16,7 @@ TERMS: Mapping[str, int] = MappingProxyType({"bfloat16": 1, "float16": 2, "float
 BLOCK_T = 16
 STREAMS = (4, 8)  # that are compiled; fewer have less of everything
 
+_OF_64_WARPS = ("sm_80", "sm_90", "sm_100", "sm_103")
 _MODULE = "hal_kernels.hyper_connection.triton_kernels"
 
 
@@ -31,10 +32,10 @@ def mixes_width(mixes: int) -> int:
 
 def expand_tile(dtype: str, arch: str, warp_size: int) -> tuple[int, int]:
     """(columns, warps) of a program of the streams after a sublayer: 128 threads of 16 bytes a
-    stream each. On NVIDIA's four columns of any dtype: eight of them by four streams take 64
-    registers, which let half of a multiprocessor's warps in, and four 40."""
+    stream each. Of eight columns by four streams a thread takes 64 registers, which let 32 warps
+    in: where a multiprocessor holds 64, a thread has four, of 40 registers, and 48 warps are."""
     bytes_each = 4 if dtype == "float32" else 2
-    columns = 16 // bytes_each if arch.startswith("gfx") else 4
+    columns = 4 if arch in _OF_64_WARPS else 16 // bytes_each
     return 128 * columns, 128 // warp_size
 
 
