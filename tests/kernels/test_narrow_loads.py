@@ -112,7 +112,7 @@ def test_it_is_shown_beside_the_machine_code(capsys: pytest.CaptureFixture[str])
     kernel, target = find_kernel("kv_write.fp4"), find_target("gfx942")
     print_evidence([kernel], [target])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "loads of 2 bytes at most (pairs): even and odd columns" in shown
+    assert "loads of 4 bytes at most (tile): a row has 128 values of 16 bits" in shown
     for one in kernels_document(list(CATALOGUE.values()), list(TARGETS))["kernels"]:
         for found in one["evidence"]:
             is_wide = found["widest_load_bytes"] in (0, WIDE_BYTES)
