@@ -23,6 +23,7 @@ from hal.ops import CATALOGUE
 from hal.plugins.states import PluginState
 from hal.selection import Decision
 from hal_backends.gpu import triton_kernels
+from judged_calls import check_call, wider
 
 MATRIX_UNITS = ("bfloat16", "float16", "fp8_e4m3fn")
 # What moves or names memory and computes nothing.
@@ -126,40 +127,14 @@ class CheckedCalls:
                 exact = golden(*copies)
             found = kernel(*args)
             with _disable_current_modes():
-                # What writes in place returns nothing: all that it was given is compared.
-                _compare(binding, *((args, copies) if found is None else (found, exact)))
+                try:
+                    check_call(request, static, (args, found), (copies, exact))
+                except AssertionError as error:
+                    raise AssertionError(f"{binding.site}: {error}") from error
             self.seen[request.label] += 1
             return found
 
         return call
-
-
-def _compare(binding: Binding, found: Any, exact: Any) -> None:
-    op = binding.planned.site.request.op
-    for got, want in zip(_tensors(found), _tensors(exact), strict=True):
-        if op == "index_top_k":  # a list is in any order
-            got, want = got.sort(1).values, want.sort(1).values
-        bound = CATALOGUE[op].tolerances.get(str(got.dtype).removeprefix("torch."))
-        torch.testing.assert_close(
-            got.double(),
-            want.double(),
-            rtol=bound.rtol if bound else 0.0,
-            atol=bound.atol if bound else 0.0,
-            equal_nan=True,
-            msg=lambda text: f"{binding.site}: {text}",
-        )
-
-
-def wider(value: Any) -> Any:
-    """A copy of a tensor, in float64 if it is floating: in that the references then compute."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(torch.float64, copy=True) if value.is_floating_point() else value.clone()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    values = value if isinstance(value, tuple | list) else [value]
-    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def largest_error(found: torch.Tensor, exact: torch.Tensor) -> float:

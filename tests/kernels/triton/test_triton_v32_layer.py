@@ -1,8 +1,9 @@
 """A V3.2-like layer through Triton kernels only: latent attention over FP8 rows, an indexer that
 chooses keys, FP8 products with block scales, routed and shared experts.
 
-The calls are those that the engine plans for the family; the interpreter runs the kernels. Against
-the reference ops in float64, and against transformers' layer with the checkpoint's weights.
+The calls are those that the engine plans for the family, joined where its plan joins them; the
+interpreter runs the kernels. Against the reference ops one by one, in float64, and against
+transformers' layer with the checkpoint's weights.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import (
     DeepseekV32RotaryEmbedding,
 )
 
-import v32_layer
+import v32_model
+from absent_plans import plan as plan_of
+from absent_plans import profile
 from hal.binding import BoundOps
-from hal.ops import CATALOGUE
 from hal.ops.attention import AttentionMetadata
 from hal.ops.kv_formats import KV_FORMATS
-from hal.plan import Plan
+from hal.plan import OpSite, Plan
 from hal.planner import PlanInputs, create_plan
 from hal.waivers import WaiverBook
 from hal_engine.config import load_model_config
+from hal_engine.models.device_formats import with_fp8_of
+from hal_engine.models.joined_sites import model_joins
 from hal_engine.models.sites import model_sites
 from hal_engine.models.step_limits import StepLimits
 from hal_engine.precision import resolve_precision
@@ -40,23 +44,28 @@ from interpreted_backend import (
     rms_error,
 )
 from oracle_modules import causal_mask
-from v32_layer import CONFIG, HIDDEN, MATRICES, Rows, Step, V32Layer
+from v32_layer import Rows, Step, V32Layer
+from v32_model import CONFIG, HIDDEN, MATRICES
+from v32_references import Choices, References, weighted
 
 BLOCK = 64
-# Ends of the chunks of a prompt, then how many tokens one by one. The references compute the first
-# of them where the interpreter would take long, so that there are more keys than are chosen.
+# Ends of the chunks of a prompt, then how many tokens one by one: more keys than are chosen.
 SHORT = ((64, 69), 1)
 LONG = ((30, 70, 150), 3)
+# With the joined calls of the device, or all.
 ROUTES = [
-    pytest.param(SHORT, True, id="short"),
-    pytest.param(LONG, False, id="long", marks=pytest.mark.long),
+    pytest.param("device", SHORT, id="short"),
+    pytest.param("all", LONG, id="long", marks=pytest.mark.long),
 ]
 Route = tuple[tuple[int, ...], int]
 # Root mean square of the error over that of the result. Activations and cached rows are rounded to
 # e4m3 (2**-4 each), and what bfloat16 loses between ops falls to the other side of such steps.
 TOLERANCE = 2.0**-3.5
-# Of the plan, what is around the layers.
-UNASKED = {"embedding", "sample.top_k_top_p"}
+# Of the plan, what is around the layers, and what the grouped products do in their own call.
+UNASKED = {
+    "embed", "final_norm", "lm_head", "sampler.top_k_top_p", "layers.0.experts.input_quantize",
+    "layers.0.experts.down_quantize",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ def model() -> Model:
     for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         if name in MATRICES:
             drawn = torch.randn(tensor.shape) / tensor.shape[-1] ** 0.5
-            parameters[name] = v32_layer.stored(drawn, is_fp8=MATRICES[name])
+            parameters[name] = v32_model.stored(drawn, is_fp8=MATRICES[name])
         else:
             drawn = torch.randn(tensor.shape) * 0.1 + (0.0 if "bias" in name else 1.0)
             parameters[name] = drawn.bfloat16().float()
@@ -86,20 +95,40 @@ def model() -> Model:
     return Model(parameters, layer.double().eval(), config)
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the sites that it joined calls of."""
+
+    plan: Plan
+    sites: Sequence[OpSite]
+
+
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    config = load_model_config(v32_layer.write_config(tmp_path_factory.mktemp("v32")))
+def on_device() -> Plan:
+    """What `hal plan deepseek-v3.2` says of a device of the interpreted architecture."""
+    return plan_of("deepseek-v3.2", profile("h200-sxm"))
+
+
+@pytest.fixture(scope="module")
+def planned(
+    tmp_path_factory: pytest.TempPathFactory, on_device: Plan, request: pytest.FixtureRequest
+) -> Planned:
+    """With the parameter "device" no calls are joined but those that are joined on the device."""
+    config = load_model_config(v32_model.write_config(tmp_path_factory.mktemp("v32")))
     device, registry = interpreted_device(), InterpretedRegistry()
     precision = resolve_precision(config, "auto", "auto", device.features)
     limits = StepLimits(max_num_batched_tokens=128, max_num_seqs=4, block_size=BLOCK)
+    sites = with_fp8_of(model_sites(config, precision, limits), device)
+    names = {op.site.site for op in on_device.ops}
     inputs = PlanInputs(
-        sites=model_sites(config, precision, limits),
+        sites=sites,
         device=device,
         policy=registry.policy(device),
         candidates=registry.candidates,
         waivers=WaiverBook(),
+        joins=[j for j in model_joins(sites) if request.param == "all" or j.site.site in names],
     )
-    return create_plan(
+    plan = create_plan(
         inputs,
         model={},
         settings={},
@@ -110,45 +139,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         world_size=1,
         steps=[],
     )
-
-
-@dataclass
-class Choices:
-    """What another run of the same steps chose, in the order of the calls."""
-
-    lists: list[torch.Tensor]
-    experts: list[torch.Tensor]
-
-
-class References:
-    """Binds the reference of each call site of a plan, with the choices of entries and of experts
-    given: two nearly equal candidates would otherwise make two different layers."""
-
-    def __init__(self, plan: Plan, choices: Choices | None = None) -> None:
-        self._requests = {
-            (name, op.site.request.phase): op.site.request
-            for op in plan.ops
-            for name in op.site.names()
-        }
-        self._choices = choices
-        if choices is not None:
-            self._lists, self._experts = iter(choices.lists), iter(choices.experts)
-
-    def bind(self, site: str, phase: str = "any", **static: Any) -> Callable[..., Any]:
-        request: Any = self._requests[site, phase]
-        golden = CATALOGUE[request.op].reference(request, **static)
-        if self._choices is not None and site.endswith("indexer.top_k"):
-            return lambda n, *args: next(self._lists)
-        if self._choices is not None and site.endswith(".router"):
-            return lambda n, logits: weighted(logits, next(self._experts))
-        return lambda n, *args: golden(*args)
-
-
-def weighted(logits: torch.Tensor, experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the router says of these experts."""
-    scores = logits.sigmoid().gather(1, experts.long())
-    scale: float = CONFIG["routed_scaling_factor"]
-    return scores / scores.sum(1, keepdim=True) * scale, experts
+    return Planned(plan, sites)
 
 
 def caches(count: int, dtype: str) -> torch.Tensor:
@@ -157,12 +148,12 @@ def caches(count: int, dtype: str) -> torch.Tensor:
 
 
 def run(
-    layers: Sequence[V32Layer], hidden: torch.Tensor, route: Route, table: torch.Tensor
+    layer: Callable[..., Step], hidden: torch.Tensor, route: Route, table: torch.Tensor
 ) -> list[Step]:
-    """Every step of one sequence whose pages are those of the table, with a layer for each."""
+    """Every step of one sequence whose pages are those of the table."""
     kv_cache, index_cache = caches(8, "fp8_656"), caches(8, "fp8_132")
     steps, first = [], 0
-    for number, (layer, end) in enumerate(zip(layers, ends_of(route), strict=True)):
+    for number, end in enumerate(ends_of(route)):
         positions = torch.arange(first, end)
         meta = AttentionMetadata(
             query_start_loc=torch.tensor([0, end - first], dtype=torch.int32),
@@ -192,55 +183,71 @@ def whole(steps: list[Step]) -> torch.Tensor:
     return torch.cat([step.out for step in steps])
 
 
-def test_every_op_of_the_plan_is_a_triton_kernel(plan: Plan) -> None:
+@pytest.mark.parametrize("planned", ["device", "all"], indirect=True)
+def test_every_op_of_the_plan_is_a_triton_kernel(planned: Planned) -> None:
+    plan = planned.plan
     names = {op.choice.name for op in plan.ops}
     assert names == {f"test.{op.site.request.op}.triton" for op in plan.ops}
     assert {op.site.request.op for op in plan.ops} >= {
-        *("mla_attention", "index_logits", "index_top_k", "kv_write", "quantize", "layer_norm"),
-        *("gemm", "grouped_gemm", "moe_router", "moe_dispatch", "norm.rms", "rope"),
+        *("mla_attention", "quantize", "gemm", "grouped_gemm", "moe_router", "moe_dispatch"),
+        *("norm_quantize", "latent_kv_write", "index_selection"),
     }
-    gated = [op.site for op in plan.ops if op.site.site.endswith("shared.gate_up_proj")]
-    assert {getattr(site.request, "epilogue", "") for site in gated} == {"silu_gated"}
     formats = {getattr(op.site.request, "weight_format", None) for op in plan.ops}
     assert "fp8_block128_a8" in {form.name for form in formats if form is not None}
 
 
-@pytest.mark.parametrize(("route", "has_prefix"), ROUTES)
+@pytest.mark.parametrize("planned", ["device"], indirect=True)
+def test_the_calls_are_those_of_the_whole_model_on_the_device(
+    planned: Planned, on_device: Plan
+) -> None:
+    """Of a layer with experts, for the smallest steps."""
+    (last,) = {max(op.site.layers) for op in on_device.ops if op.site.site.endswith(".router")}
+
+    def calls(plan: Plan, layer: int) -> set[tuple[str, str, str]]:
+        smallest = [op for op in plan.ops if layer in op.site.layers and op.tokens.low == 1]
+        return {(op.site.site, op.site.request.op, op.site.request.phase) for op in smallest}
+
+    assert calls(planned.plan, 0) == calls(on_device, last)
+
+
+@pytest.mark.parametrize(("planned", "route"), ROUTES, indirect=["planned"])
 def test_chunks_and_decode_are_the_references_and_transformers(
-    plan: Plan, model: Model, route: Route, has_prefix: bool
+    planned: Planned, model: Model, route: Route
 ) -> None:
     length, count = ends_of(route)[-1], len(ends_of(route))
     hidden = torch.randn(length, HIDDEN).bfloat16()
     table = torch.randperm(8)[: -(-length // BLOCK)].to(torch.int32)
     checked = CheckedCalls()  # each call by itself, within its op's tolerance
-    ops = BoundOps(plan, observe=checked.observe)
+    ops = BoundOps(planned.plan, observe=checked.observe)
     layer = V32Layer(ops, model.parameters, torch.bfloat16)
-    layers = [layer] * count
-    if has_prefix:
-        layers[0] = V32Layer(References(plan), model.parameters, torch.bfloat16)
     spy = PlainTorchOps()
-    watched = [Watched(one, spy) if one is layer else one for one in layers]
     with torch.inference_mode():
-        found = run(watched, hidden, route, table)
-    # The two sums that no op has; the visible entries and the offsets of heads are counted so too.
-    assert computed(spy).keys() <= {"aten::mul", "aten::add"}
-    assert spy.counts["aten::mul"] == count - has_prefix
-    assert spy.num_launches > 30 * (count - has_prefix)
-    assert set(checked.seen) == {o.site.request.label for o in plan.ops} - UNASKED
+        found = run(Watched(layer, spy), hidden, route, table)
+    # What no op has: the scales of index queries, and two sums behind the experts.
+    assert computed(spy) == {"aten::mul": count, "aten::add": 2 * count}
+    assert spy.num_launches > 30 * count
+    check_all_called(planned.plan, ops)
+    assert checked.seen.total() == sum(one.calls for one in ops.counts())
     choices = Choices([s.lists for s in found], [s.experts for s in found])
-    golden = V32Layer(References(plan, choices), model.parameters, torch.float64)
-    exact = run([golden] * count, hidden.double(), route, table)
+    golden = V32Layer(References(planned.sites, choices), model.parameters, torch.float64)
+    exact = run(golden, hidden.double(), route, table)
     check_choices(found, exact)
     with torch.inference_mode():
         expected = transformers_layer(model, hidden.double(), choices)
-    first = route[0][0] if has_prefix else 0
-    same = V32Layer(References(plan, choices), model.parameters, torch.bfloat16)
+    same = V32Layer(References(planned.sites, choices), model.parameters, torch.bfloat16)
     with torch.inference_mode():
-        rounded = run([same] * count, hidden, route, table)
-    got, want, plain = (whole(steps)[first:] for steps in (found, exact, rounded))
+        rounded = run(same, hidden, route, table)
+    got, want, plain = (whole(steps) for steps in (found, exact, rounded))
     # As far from float64 as the references in bfloat16 are, which is what the formats cost.
     assert rms_error(got, want) <= min(TOLERANCE, 1.5 * rms_error(plain, want))
-    assert rms_error(got, expected[first:]) <= TOLERANCE
+    assert rms_error(got, expected) <= TOLERANCE
+
+
+def check_all_called(plan: Plan, ops: BoundOps) -> None:
+    """Every call of the plan was made, in one of its sizes."""
+    sites = {(name, op.site.request.phase) for op in plan.ops for name in op.site.names()}
+    called = {(c.site, c.phase) for c in ops.counts() if c.calls}
+    assert {name for name, _ in sites - called} == UNASKED
 
 
 @dataclass
@@ -263,11 +270,12 @@ def check_choices(found: list[Step], exact: list[Step]) -> None:
     largest.
     """
     for got, want in zip(found, exact, strict=True):
+        assert want.logits is not None
         for row, listed in enumerate(got.lists):
             scores = want.logits[row].double()
             chosen = listed[listed >= 0].long()
             seen = scores > float("-inf")
-            assert len(set(chosen.tolist())) == len(chosen) == min(v32_layer.TOP_K, int(seen.sum()))
+            assert len(set(chosen.tolist())) == len(chosen) == min(v32_model.TOP_K, int(seen.sum()))
             rest = scores.clone()
             rest[chosen] = float("-inf")
             assert rest.max() <= scores[chosen].min() + scores[seen].abs().max() * 2.0**-3
