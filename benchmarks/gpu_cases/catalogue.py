@@ -15,6 +15,7 @@ from gpu_cases import (
     rows,
     sparse,
     streams,
+    wide_rows,
 )
 from gpu_cases.case import CaseMaker
 from hal_kernels.aot.catalogue import CATALOGUE
@@ -28,6 +29,7 @@ _MODULES = (
     routing,
     rows,
     one_pass,
+    wide_rows,
     streams,
     collectives,
 )

@@ -38,8 +38,8 @@ def makers() -> Iterator[CaseMaker]:
         )
 
 
-def norm_quantize_case(bench: Bench, scale: Any, group: int) -> Case:
-    hidden, rows = bench.size(7168, 256), bench.size(4096, 5)
+def norm_quantize_case(bench: Bench, scale: Any, group: int, hidden: int = 0) -> Case:
+    hidden, rows = hidden or bench.size(7168, 256), bench.size(4096, 5)
     request = NormQuantizeRequest(
         hidden_size=hidden, dtype="bfloat16", out_dtype="fp8_e4m3fn", group_size=group,
         scale_dtype=scale, has_residual=True,

@@ -21,6 +21,8 @@ from hal_kernels.aot.targets import find_target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, signature
 
 TARGET = find_target("sm_120")
+# What no launch can give 1, with the limit that says so.
+NEVER_ONE = {("grouped_gemm.mxfp4", "K"): "a scale stands for 32 values along K"}
 
 
 def forms(kernel: TritonKernel) -> list[KernelVariant]:
@@ -39,7 +41,11 @@ def forms(kernel: TritonKernel) -> list[KernelVariant]:
 def failures(kernel: TritonKernel, *, of_all: bool) -> Iterator[str]:
     function = kernel.load()
     for number, variant in enumerate(forms(kernel)):
-        integers = [name for name, kind in variant.scalars.items() if kind.startswith("i")]
+        integers = [
+            name
+            for name, kind in variant.scalars.items()
+            if kind.startswith("i") and (kernel.name, name) not in NEVER_ONE
+        ]
         alone = [[name] for name in integers] if of_all or number == 0 else []
         for ones in (*alone, integers):
             try:

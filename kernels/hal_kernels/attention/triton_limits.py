@@ -35,7 +35,8 @@ def not_supported_reasons(
         return reasons
     size = padded_head(max(request.head_dim, request.v_head_dim))
     config = f"d{size}-sinks" if request.has_sinks else f"d{size}"
-    return [*reasons, *evidence_reasons("attention.merge", device, dtype="", config=config)]
+    merge = evidence_reasons("attention.merge", device, dtype=request.dtype, config=config)
+    return [*reasons, *merge]
 
 
 def attending_reasons(

@@ -218,14 +218,14 @@ def _decode(target: Target) -> Sequence[KernelVariant]:
 def _merge(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config=f"d{head_dim}" + ("-sinks" if has_sinks else ""),
             pointers={
                 "part_BHSD_ptr": "float32",
                 "peak_BHS_ptr": "float32",
                 "total_BHS_ptr": "float32",
-                "out_TD_ptr": "bfloat16",
-                "sinks_H_ptr": "bfloat16",
+                "out_TD_ptr": dtype,
+                "sinks_H_ptr": dtype,
                 "starts_B_ptr": "int32",
             },
             scalars=dict.fromkeys(("num_heads", "num_splits", "stride_out"), "i32"),
@@ -233,6 +233,7 @@ def _merge(target: Target) -> Sequence[KernelVariant]:
             constants={"V_HEAD_DIM": head_dim, "BLOCK_DV": head_dim, "HAS_SINKS": has_sinks},
             num_warps=MERGE_WARPS,
         )
+        for dtype in ("bfloat16", "float16")
         for head_dim in _HEAD_DIMS
         for has_sinks in (False, True)
     )

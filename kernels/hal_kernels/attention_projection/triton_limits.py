@@ -53,7 +53,7 @@ def not_supported_reasons(
     if reasons:
         return reasons
     needed = [("merge", request.dtype, f"d{_size_of(request)}-{form}") for form in ("one", "many")]
-    needed += [("sum", "", "residual")]
+    needed += [("sum", request.dtype, "residual")]
     if has_one_pass(request, device):  # used where it is native, and not asked for elsewhere
         needed += [("one_pass", request.dtype, _one_pass_config(request))]
     return [

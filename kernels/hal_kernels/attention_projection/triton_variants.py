@@ -142,14 +142,14 @@ def _merge(target: Target) -> Sequence[KernelVariant]:
 
 
 def _sum(target: Target) -> Sequence[KernelVariant]:
-    return (
+    return tuple(
         KernelVariant(
-            dtype="",
+            dtype=dtype,
             config="residual",
             pointers={
                 "part_GTY_ptr": "float32",
-                "y_TY_ptr": "bfloat16",
-                "residual_TY_ptr": "bfloat16",
+                "y_TY_ptr": dtype,
+                "residual_TY_ptr": dtype,
                 "starts_B_ptr": "int32",
             },
             scalars=dict.fromkeys(
@@ -158,7 +158,8 @@ def _sum(target: Target) -> Sequence[KernelVariant]:
             divisible=frozenset({"width", "stride_y", "stride_residual"}),
             constants={"BLOCK_Y": SUM_COLUMNS, "HAS_RESIDUAL": True},
             num_warps=2,
-        ),
+        )
+        for dtype in ("bfloat16", "float16")
     )
 
 
