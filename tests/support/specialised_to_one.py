@@ -22,7 +22,7 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, sign
 
 TARGET = find_target("sm_120")
 # What no launch can give 1, with the limit that says so.
-NEVER_ONE = {("grouped_gemm.mxfp4", "K"): "a scale stands for 32 values along K"}
+NEVER_ONE = {("grouped_gemm.mxfp4", "K"): "k: required a multiple of 32"}
 
 
 def forms(kernel: TritonKernel) -> list[KernelVariant]:

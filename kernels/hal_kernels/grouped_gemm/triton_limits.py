@@ -36,6 +36,8 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
         # Of quantised weights no code is compiled whose results are in float16.
         return not_written("grouped_gemm", "dtype", "bfloat16 for quantised weights", request.dtype)
     if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
+        if request.k % 32:  # a row of the weight is read 16 bytes at a time
+            return not_written("grouped_gemm.mxfp4", "k", "a multiple of 32", str(request.k))
         return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), f"{size}{suffix}")
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":

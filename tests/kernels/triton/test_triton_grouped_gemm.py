@@ -17,7 +17,7 @@ from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import dequantize_groups, quantize_groups
 from hal.ops.request import TokenRange
 from hal.reasons import Reason, ReasonKind
-from hal_kernels.grouped_gemm.triton_limits import choose_kernel
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel, not_supported_reasons
 from kernel_errors import assert_exact
 
 # Rows per expert: none, one, a tile exactly, a tile and one, none again.
@@ -209,6 +209,14 @@ def test_rows_of_quantised_weights_have_to_be_bfloat16(name: str) -> None:
     found = choose_kernel(request, gpu("sm_90"))
     assert isinstance(found, Reason)
     assert found.kind is ReasonKind.MISSING
+
+
+@pytest.mark.parametrize("k", [1, 16, 48, 96])
+def test_rows_of_mxfp4_weights_are_whole_scales(k: int) -> None:
+    """They are read 16 bytes at a time: a row that ends within that is another kernel's."""
+    reasons = not_supported_reasons(request_of("mxfp4_a8", n=64, k=k), gpu("sm_100"))
+    wanted = [] if k % 32 == 0 else [f"grouped_gemm.mxfp4: k: required a multiple of 32, found {k}"]
+    assert [str(reason) for reason in reasons] == wanted
 
 
 def test_every_row_is_written_and_nothing_else() -> None:
