@@ -103,8 +103,8 @@ def norm_case(bench: Bench, has_residual: bool) -> Case:
     )
 
 
-def layer_norm_case(bench: Bench) -> Case:
-    hidden, rows = 128, bench.size(65536, 5)
+def layer_norm_case(bench: Bench, hidden: int = 128, many: int = 65536) -> Case:
+    rows = bench.size(many, 5)
     x, weight, bias = bench.bf16(rows, hidden), bench.bf16(hidden), bench.bf16(hidden)
     return reference_case(
         f"layer norm {rows}x{hidden}",

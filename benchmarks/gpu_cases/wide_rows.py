@@ -9,10 +9,9 @@ import torch.nn.functional as functional
 from gpu_cases.case import Bench, Case, CaseMaker, reference_case
 from gpu_cases.judging import decoded_error
 from gpu_cases.one_pass import norm_quantize_case
-from hal.ops.layer_norm import LayerNormRequest
+from gpu_cases.rows import layer_norm_case
 from hal.ops.norm import RmsNormRequest
 from hal.ops.quantize import QuantizeRequest
-from hal_kernels.layer_norm import triton as layer_norm
 from hal_kernels.norm import triton as norm
 from hal_kernels.quantize import triton as quantize
 
@@ -25,7 +24,9 @@ def makers() -> Iterator[CaseMaker]:
         name="root-mean-square norm of wide rows", kernels=("norm.rms_looped",), make=norm_case
     )
     yield CaseMaker(
-        name="layer norm of wide rows", kernels=("layer_norm.looped",), make=layer_norm_case
+        name="layer norm of wide rows",
+        kernels=("layer_norm.looped",),
+        make=lambda bench: layer_norm_case(bench, _width(bench), many=4096),
     )
     yield CaseMaker(
         name="norm of wide rows with residual and rounding to FP8",
@@ -56,23 +57,6 @@ def norm_case(bench: Bench) -> Case:
         static={"weight": weight, "eps": 1e-6},
         theirs=lambda: functional.rms_norm(x, (hidden,), weight, 1e-6),
         library="rms_norm",
-    )
-
-
-def layer_norm_case(bench: Bench) -> Case:
-    hidden, rows = _width(bench), bench.size(4096, 2)
-    x, weight, bias = bench.bf16(rows, hidden), bench.bf16(hidden), bench.bf16(hidden)
-    return reference_case(
-        f"layer norm {rows}x{hidden}",
-        LayerNormRequest(hidden_size=hidden, has_bias=True, dtype="bfloat16"),
-        layer_norm.bind,
-        bench,
-        (x,),
-        tokens=rows,
-        tolerance=_BF16,
-        static={"weight": weight, "eps": 1e-6, "bias": bias},
-        theirs=lambda: functional.layer_norm(x, (hidden,), weight, bias, 1e-6),
-        library="layer_norm",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -25,51 +25,18 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
-from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.aot.variant import KernelVariant
 from hal_kernels.attention import triton_limits as attention_limits
 from hal_kernels.attention.triton_tuning import TUNABLE, shape_of
 from hal_kernels.fused_gemm import triton_limits as fused_limits
 from hal_kernels.gemm import triton_limits as gemm_limits
 from hal_kernels.gemm.triton import target_of
+from recorded_launches import compiled, recorded
 
 ARCHES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 # Launched without, what the compiled variant has more to do with: it stands for both.
 STANDS_FOR_LESS = {"CLAMP": 0.0, "OUT_UE8M0": False, "HAS_BIAS": False, "HAS_SINKS": False}
 N = 256
-
-
-class Launches:
-    """Takes a kernel's place: keeps each launch's arguments by name, and computes nothing."""
-
-    def __init__(self, names: list[str], found: list[dict[str, Any]]) -> None:
-        self._names, self._found = names, found
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*arguments: Any, **constants: Any) -> None:
-            self._found.append(dict(zip(self._names, arguments, strict=False)) | constants)
-
-        return launch
-
-
-def recorded(
-    monkeypatch: pytest.MonkeyPatch, modules: Sequence[Any], *kernels: str
-) -> dict[str, list[dict[str, Any]]]:
-    """function -> what it was launched with, from now on, by whichever of the modules."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in kernels}
-    for module, name in itertools.product(modules, kernels):
-        if hasattr(module, name):
-            names = list(getattr(module, name).arg_names)
-            monkeypatch.setattr(module, name, Launches(names, found[name]))
-    return found
-
-
-@cache
-def compiled(kernel: str, arch: str, dtype: str, config: str) -> KernelVariant:
-    for variant in CATALOGUE[kernel].variants(target_of(gpu(arch))):
-        if (variant.dtype, variant.config) == (dtype, config):
-            return variant
-    raise AssertionError(f"{kernel}: no variant {config} of {dtype} on {arch}")
 
 
 def assert_compiled(launched: Mapping[str, Any], variant: KernelVariant, *names: str) -> None:
@@ -322,7 +289,7 @@ def launched_as_judged(
         ("int8_channel", 64, {"out_dtype": "fp8_e4m3fn", "out_group_size": 32}, "or a gate"),
         ("bfloat16", 64, {"out_dtype": "float32", "has_residual": True}, "bfloat16"),
         ("float16", 64, {"epilogue": "silu_gated", "clamp": 7.0}, "unless it adds a residual"),
-        ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "FP8 weights"),
+        ("fp8_block128_a8", 64, {"dtype": "float16", "has_residual": True}, "quantised weights"),
     ],
 )
 def test_what_no_variant_is_compiled_for_is_refused(
@@ -377,9 +344,9 @@ def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, accepted = gpu(arch), 0
     judged: list[tuple[str, str]] = []
 
-    def judge(kernel: str, device: Any, *, dtype: str, config: str, allowed: Any) -> list[Reason]:
+    def judge(kernel: str, device: Any, *, config: str, **asked: Any) -> list[Reason]:
         judged.append((kernel, config))
-        return reasons(kernel, device, dtype=dtype, config=config, allowed=allowed)
+        return reasons(kernel, device, config=config, **asked)
 
     reasons: Any = attention_limits.evidence_reasons
     monkeypatch.setattr(attention_limits, "evidence_reasons", judge)
@@ -388,7 +355,7 @@ def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if attention_limits.not_supported_reasons(request, device):
             continue
         accepted += 1
-        ((kernel, config),) = judged
+        (kernel, config), *merging = judged
         dtype = getattr(torch, request.dtype)
         sinks = torch.zeros(8, dtype=dtype) if request.has_sinks else None
         starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([1]).int()
@@ -399,6 +366,14 @@ def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         )
         (launched,) = found[functions[request.phase]]
         check_attention(launched, compiled(kernel, arch, request.dtype, config), request)
+        assert len(merging) == len(found["_attention_merge_kernel"]) == (request.phase == "decode")
+        for (kernel, of_merge), merged in zip(
+            merging, found["_attention_merge_kernel"], strict=True
+        ):
+            variant = compiled(kernel, arch, request.dtype, of_merge)
+            assert_compiled(merged, variant, "HAS_SINKS")
+            assert_types(merged, variant, *(() if request.has_sinks else ("sinks_H_ptr",)))
+            assert merged["BLOCK_DV"] <= variant.constants["BLOCK_DV"]
         shape = shape_of(request, device)
         assert shape is not None
         (tunable,) = (t for t in TUNABLE if t.kernel == shape[0])
