@@ -17,7 +17,7 @@ from hal.device_group import GroupLink
 from hal.errors import WaiverError
 from hal.kernel_uses import deciding, planned_uses
 from hal.ops.request import OpRequest, TokenRange
-from hal.reasons import ReasonKind
+from hal.reasons import RANKING_KINDS
 from hal.roofline import Bound
 from hal.selection import Decision
 from hal.unlocks import unlocks_of
@@ -222,7 +222,7 @@ def _stable_op(op: Mapping[str, Any]) -> dict[str, Any]:
         stable["kernels"] = chosen
     stable["rejected"] = [
         _without(loser, ("estimate_us",))
-        | {"reasons": [r for r in loser["reasons"] if not ReasonKind(r["kind"]).is_ranking]}
+        | {"reasons": [r for r in loser["reasons"] if r["kind"] not in RANKING_KINDS]}
         for loser in losers
     ]
     return stable

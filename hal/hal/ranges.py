@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hal.ops.request import OpRequest, TokenRange
-from hal.reasons import Reason, ReasonKind
+from hal.reasons import RANKING_KINDS, Reason, ReasonKind
 from hal.selection import Decision, Rejection
 
 # A weight is packed a second time only for a range that gains at least this share of its time.
 MIN_GAIN_OF_SECOND_PACKING = 0.10
 # Without a weight a switch costs nothing, but differences below noise are not worth a range.
 MIN_GAIN_OF_SWITCH = 0.03
-_NO_LOSS = (ReasonKind.RANKED, ReasonKind.CAPTURE, ReasonKind.SCOPE)
+_NO_LOSS = RANKING_KINDS | {ReasonKind.SCOPE}
 _BELOW = ", at up to "  # marks a reason that holds at the lower sizes of a range only
 
 

@@ -37,15 +37,13 @@ class ReasonKind(StrEnum):
         """True if the candidate could serve on this very device once something is fixed."""
         return self in _ATTAINABLE
 
-    @property
-    def is_ranking(self) -> bool:
-        """True if the candidate can serve and another was preferred for the time it takes."""
-        return self in (ReasonKind.RANKED, ReasonKind.CAPTURE)
-
 
 _ATTAINABLE = frozenset(
     {ReasonKind.ARGUMENT, ReasonKind.SOFTWARE, ReasonKind.MISSING, ReasonKind.UNVERIFIED}
 )
+# The candidate can serve, and another was preferred for the time it takes: not what decides whether
+# two plans are the same.
+RANKING_KINDS = frozenset({ReasonKind.RANKED, ReasonKind.CAPTURE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from hal.auditing.changes import Change, ChangeKind, value_text
 from hal.auditing.plan_documents import PlanOpDocument
 from hal.auditing.quantities import format_time
+from hal.reasons import RANKING_KINDS
 
 SAME_WITHIN: Final = 0.02
 """Estimates that differ by less are equal: they come from rounded measurements."""
@@ -157,7 +158,7 @@ def _reasons(op: PlanOpDocument) -> set[tuple[str, str]]:
             "; ".join(
                 f"{reason.get('what')}: {reason.get('required')}, {reason.get('found')}"
                 for reason in loser.reasons
-                if reason.get("kind") != "ranked"
+                if reason.get("kind") not in RANKING_KINDS
             ),
         )
         for loser in op.rejected

@@ -89,5 +89,5 @@ def test_a_row_that_the_table_lacks_is_not_a_number_and_what_is_refused() -> Non
         triton_engram.bind(request, gpu("sm_90"), **{**static, "table": static["table"][:, ::2]})
     wide = gather_request(64, 2, 256, "bfloat16")
     assert [r.what for r in not_supported_reasons(wide, gpu("sm_90"))] == [
-        "engram.gather: num_heads * row_width"
+        "engram.gather: num_heads * row_width, each padded to a power of two"
     ]
