@@ -87,6 +87,5 @@ def _in_bucket(request: OpRequest, bucket: TokenRange) -> OpRequest:
 
 
 def _less(gain_us: float) -> str:
-    return (
-        f"takes {gain_us / 1000:.2g} ms less" if gain_us >= 100 else f"takes {gain_us:.2g} µs less"
-    )
+    time = f"{gain_us / 1000:.2g} ms" if gain_us >= 100 else f"{gain_us:.2g} µs"
+    return f"takes {time} less by the estimates"

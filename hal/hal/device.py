@@ -101,7 +101,7 @@ class DevicePolicy:
 
     forced_features: one of FORCIBLE_FEATURES -> reason; what nothing reads would be no policy.
     disabled: glob over candidate names -> reason. capture_saves_us: microseconds that a call takes
-    less in a step that is captured (GRAPH_CAPTURE), as measured; 0 where nobody measured it.
+    less in a step that is captured (GRAPH_CAPTURE), at least, from a measurement; 0 without one.
     """
 
     forced_features: Mapping[str, str] = field(default_factory=dict)

@@ -87,7 +87,8 @@ def test_a_faster_call_is_left_where_it_makes_the_step_slower(
     assert reason.kind is ReasonKind.CAPTURE
     assert reason.what == "captured steps"
     assert (
-        reason.required == "safe to capture: a step of 9-16 sequences as one call takes 26 µs less"
+        reason.required
+        == "safe to capture: a step of 9-16 sequences as one call takes 26 µs less by the estimates"
     )
     assert reason.found == "not safe to capture"
     assert plan.ops[-2].decision.lost is None

@@ -12,7 +12,7 @@ from hal.host import HostProbe
 
 # Steps of SmolLM2-135M (about 240 calls) take 4.2 ms less at one sequence in float32 and 5.6 ms at
 # 16 in w8a8 than call by call (benchmarks/results/2026-11-30-decode-profile*.md), part of which is
-# work that other changes saved: a little over half of it.
+# work that other changes saved: a little over half of it, so as not to promise too much.
 CAPTURE_SAVES_US = 10.0
 
 
