@@ -68,6 +68,8 @@ def join_sites(
     choose(request): the selection for one size; raises UnservedRequestError where nothing serves.
     offered(op): whether the device has a candidate at all. explicit: ops that the user chose an
     implementation for; where a part is among them and the joined op is not, the calls stay apart.
+    A choice for an op that is the joined one's and a part's as well holds for both, and is no wish
+    to join them.
     """
     current = list(sites)
     apart: dict[tuple[str, str], list[str]] = {}
@@ -76,13 +78,17 @@ def join_sites(
         if not offered(op) and op not in explicit:
             continue
         for layers, parts in _same_parts(current, join):
-            part = next((p for p in parts if _is_explicit(p.request, explicit)), None)
-            if part is not None and op not in explicit:
-                reason = f"an implementation of {part.request.label} was chosen explicitly"
+            others = [p.request for p in parts if p.request.op != op]
+            is_wished = op in explicit and len(others) == len(parts)
+            part = next((p for p in others if _is_explicit(p, explicit)), None)
+            if part is not None and not is_wished:
+                reason = f"an implementation of {part.label} was chosen explicitly"
                 high = 0
             else:
-                is_explicit = op in explicit
-                high, reason = _most_tokens(join, parts, choose, is_explicit)
+                is_shared = op in explicit and not is_wished
+                high, reason = _most_tokens(
+                    join, parts, choose, is_wished=is_wished, is_shared=is_shared
+                )
             if reason:
                 sizes = f"above {high} tokens" if high else "at any size"
                 label = replace(join.site, layers=layers).label()
@@ -126,22 +132,28 @@ def _site_of(
 
 
 def _most_tokens(
-    join: JoinedSite, parts: Sequence[OpSite], choose: Choose, is_explicit: bool
+    join: JoinedSite,
+    parts: Sequence[OpSite],
+    choose: Choose,
+    *,
+    is_wished: bool,
+    is_shared: bool,
 ) -> tuple[int, str]:
     """The largest size up to which the joined call is no worse, 0 for none, and what ends it.
 
-    is_explicit: the user chose its implementation, which is taken as far as it can serve. Raises
-    SelectionError if that is not even the smallest size.
+    is_wished: the user chose its implementation, which is taken as far as it can serve. Raises
+    SelectionError if that is not even the smallest size. is_shared: it was chosen for a part, whose
+    op is the same, and may not serve the joined call, which is no error then.
     """
     most, request = 0, join.site.request
     for bucket in token_buckets(request.tokens):
         try:
             whole = choose(request.with_tokens(bucket))
         except SelectionError as error:
-            if most == 0 and not isinstance(error, UnservedRequestError):
+            if most == 0 and not (is_shared or isinstance(error, UnservedRequestError)):
                 raise
             return most, error.found
-        reason = "" if is_explicit else _why_apart(join, whole, bucket, parts, choose)
+        reason = "" if is_wished else _why_apart(join, whole, bucket, parts, choose)
         if reason:
             return most, reason
         most = bucket.high

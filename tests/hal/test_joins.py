@@ -14,12 +14,13 @@ from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
 from hal.errors import PlanError, SelectionError
 from hal.joins import JoinedPart, JoinedSite
+from hal.ops.activation import GatedActivationRequest
 from hal.ops.attention import AttentionRequest
 from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.collective import CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import FORMATS
-from hal.ops.gemm import GemmRequest
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.request import OpRequest, TokenRange
 from hal.plan import OpSite
@@ -349,3 +350,54 @@ def test_explicit_choices(device: DeviceSpec, candidate: Any, parts: list[Kernel
         )
     with pytest.raises(PlanError, match="all_reduce_norm"):
         planned(device, offered, joins=[], use={"all_reduce_norm": "both"})
+
+
+def test_a_choice_for_an_op_that_is_also_a_parts_is_no_wish_to_join(
+    device: DeviceSpec, candidate: Any
+) -> None:
+    """The product per expert with its activation is the product per expert: a library's that is
+    chosen for it may not know the activation, and then the calls stay apart without an error."""
+    experts: dict[str, Any] = {
+        "num_experts": 4, "experts_per_token": 2, "n": 8, "k": 8, "dtype": "float32",
+        "weight_format": FORMATS["float32"], "tokens": TOKENS,
+    }  # fmt: skip
+    behind = GatedActivationRequest(
+        width=4, dtype="float32", rows_per_token=2, clamp=1.0, tokens=TOKENS
+    )
+    gated = GroupedGemmRequest(epilogue="silu_gated", clamp=1.0, **experts)
+    sites = [
+        OpSite(site="layers.*.up", request=GroupedGemmRequest(**experts), layers=LAYERS),
+        OpSite(site="layers.*.act", request=behind, layers=LAYERS),
+    ]
+    join = JoinedSite(
+        site=OpSite(site="layers.*.both", request=gated, layers=LAYERS),
+        parts=(JoinedPart(site="layers.*.up"), JoinedPart(site="layers.*.act")),
+        needs_gain=False,
+    )
+
+    def plain(request: Any) -> list[Reason]:
+        is_plain = request.epilogue == "none"
+        kind = ReasonKind.SCOPE
+        return [] if is_plain else [Reason(what="epilogue", required="none", found="a", kind=kind)]
+
+    offered = [
+        candidate("ours", op="grouped_gemm"),
+        candidate("theirs", op="grouped_gemm", not_supported_reasons=plain),
+        candidate("act", op="activation.gated"),
+    ]
+
+    def taken(use: dict[str, str]) -> tuple[set[tuple[str, str]], list[str]]:
+        found = planned(device, offered, sites=sites, joins=[join], use=use)
+        notes = [note for note in found.notes if "in place of its parts" in note]
+        return {(label, name) for label, _, name in listed(found)}, notes
+
+    both = {("layers.0–2.both", "ours")}
+    assert taken({}) == (both, [])
+    assert taken({"grouped_gemm": "ours"}) == (both, [])
+    apart, notes = taken({"grouped_gemm": "theirs"})
+    assert apart == {("layers.0–2.up", "theirs"), ("layers.0–2.act", "act")}
+    assert len(notes) == 1
+    for use in ({"activation.gated": "act"}, {"activation.gated": "act", "grouped_gemm": "ours"}):
+        apart, notes = taken(use)
+        assert apart == {("layers.0–2.up", "ours"), ("layers.0–2.act", "act")}
+        assert "activation.gated was chosen explicitly" in notes[0]

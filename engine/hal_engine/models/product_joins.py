@@ -1,19 +1,20 @@
 """Where a product may store what the calls behind it would: a sum with its norm, rounded rows.
 
 On one rank the residual is added where the product is stored, and the norm follows in the same
-call. Between two FP8 products the activation and the rounding are part of the first one's store.
+call. Between two FP8 products the activation and the rounding are part of the first one's store,
+and between two products of experts a clamped activation is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from hal.joins import JoinedPart, JoinedSite
 from hal.ops.activation import GatedActivationRequest
 from hal.ops.fused_gemm import FusedGemmRequest
-from hal.ops.gemm import GemmRequest
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.gemm_norm import GemmNormRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.quantize import QuantizeRequest
@@ -27,6 +28,7 @@ _PRODUCTS_WITH_NORM = (
     (O_PROJ_NORM, "o_proj", "post_norm", 0, "o_all_reduce"),
     (DOWN_PROJ_NORM, "down_proj", "input_norm", 1, "down_all_reduce"),
 )
+_EXPERTS = "layers.*.experts."
 _FEED_FORWARDS = ("", "shared.")  # before the names of the calls of a gated feed-forward
 _EIGHT_BITS = ("fp8_e4m3fn", "fp8_e4m3fnuz")
 
@@ -38,6 +40,7 @@ def product_joins(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:
         yield from _with_norm(sites, name, f"layers.*.{product}", behind, f"layers.*.{reduce}")
     for prefix in _FEED_FORWARDS:
         yield from _gated(sites, f"layers.*.{prefix}")
+    yield from _gated_experts(sites)
 
 
 def _with_norm(
@@ -133,6 +136,38 @@ def _gated_with(
     if len(parts) > 1:
         place = replace(site, site=f"{stem}gate_up_activation", request=_fused(request, clamp))
         yield _join(place, tuple(parts))
+
+
+def _gated_experts(sites: Sequence[OpSite]) -> Iterator[JoinedSite]:
+    """The gated product of all experts with a clamped activation: the same op, gated."""
+    for site in sites:
+        product = site.request
+        if site.site != f"{_EXPERTS}gate_up_proj" or not isinstance(product, GroupedGemmRequest):
+            continue
+        layers: dict[float, list[int]] = {}
+        for layer in site.layers:
+            behind = _request_at(sites, f"{_EXPERTS}activation", layer, site.ranks)
+            if product.epilogue == "none" and _activates(behind, product):
+                layers.setdefault(behind.clamp, []).append(layer)
+        for clamp, of_clamp in layers.items():
+            gated = replace(product, epilogue="silu_gated", clamp=clamp)
+            name = f"{_EXPERTS}gate_up_activation"
+            place = replace(site, site=name, request=gated, layers=tuple(of_clamp))
+            yield _join(
+                place, (JoinedPart(site=site.site), JoinedPart(site=f"{_EXPERTS}activation"))
+            )
+
+
+def _activates(
+    behind: OpRequest | None, product: GroupedGemmRequest
+) -> TypeGuard[GatedActivationRequest]:
+    """Whether a gated SiLU takes all rows of a product per expert."""
+    return (
+        isinstance(behind, GatedActivationRequest)
+        and behind.activation == "silu"
+        and behind.dtype == product.dtype
+        and (behind.rows_per_token, 2 * behind.width) == (product.experts_per_token, product.n)
+    )
 
 
 def _is_stored(rounding: QuantizeRequest) -> bool:
