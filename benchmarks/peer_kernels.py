@@ -33,10 +33,11 @@ from kernel_peers.problems import PROBLEMS
 from kernel_peers.table import Cell, cells, document, markdown
 from kernel_peers.wheels import download, versions
 
+from hal_kernels.aot.targets import TARGETS as COMPILED
 from hal_kernels.aot.targets import find_target
 
 RESULTS = Path(__file__).resolve().parent / "results"
-TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100")
+TARGETS = tuple(target.arch for target in COMPILED)
 
 
 def main() -> int:

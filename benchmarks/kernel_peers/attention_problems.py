@@ -17,6 +17,8 @@ _GROUP = _HEADS // _KV_HEADS
 _PAGE = 16
 _LATENT, _ROPE, _LATENT_HEADS = 512, 64, 128
 _AMD: Mapping[str, Any] = {"waves_per_eu": 1, "matrix_instr_nonkdim": 16, "kpack": 2}
+# Splits of every sequence, where the launcher decides them: two waves of programs on 256 units.
+_FORCED: Mapping[str, Any] = {"USE_FORCED": True, "forced_kv_splits": 512 // (SEQUENCES * 8)}
 
 
 def _bf16(_: Target) -> str:
@@ -117,6 +119,8 @@ def _sglang_grouped(
 
 
 def _sglang_decode_tiles(target: Target, *, latent: bool) -> Sequence[Mapping[str, Any]]:
+    if latent and target.arch == "gfx950":  # tuned there; of few sequences by fewer or more warps
+        return [{"BLOCK_N": 32, "num_warps": 2, "num_stages": 2, **_AMD, **_FORCED}]
     if target.backend == "hip":
         return [{"BLOCK_N": 16 if latent else 32, "num_warps": 4, "num_stages": 1, **_AMD}]
     return [{"BLOCK_N": 32, "num_warps": 4, "num_stages": 2}]
@@ -218,7 +222,8 @@ _DECODE = Problem(
 
 def _extend_tiles(target: Target) -> Sequence[Mapping[str, Any]]:
     if target.backend == "hip":
-        return [{"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 1, **_AMD}]
+        rows, warps = (128, 8) if target.arch == "gfx950" else (64, 4)
+        return [{"BLOCK_M": rows, "BLOCK_N": 64, "num_warps": warps, "num_stages": 1, **_AMD}]
     rows, keys = {
         "sm_80": (128, 128), "sm_89": (64, 128), "sm_90": (128, 64), "sm_100": (64, 64),
         "sm_103": (64, 64), "sm_120": (64, 128),
@@ -387,8 +392,10 @@ _MLA = Problem(
                 _LATENT_HEADS, 1, _LATENT + _ROPE, _LATENT, latent=True
             ),
             configurations=lambda target: _sglang_decode_tiles(target, latent=True),
-            moves=lambda _: _latent_bytes(16, 8) + SEQUENCES * KEYS * 8 * 8,
-            source="_decode_grouped_att_m_fwd, 8 splits",
+            moves=lambda tiles: (
+                _latent_bytes(16, tiles.get("forced_kv_splits", 8)) + SEQUENCES * KEYS * 8 * 8
+            ),
+            source="_decode_grouped_att_m_fwd, 8 splits, on gfx950 4",
             note="an index of 8 B per key",
         ),
         Launch(

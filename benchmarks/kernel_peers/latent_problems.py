@@ -11,8 +11,8 @@ from kernel_peers.launches import Launch, Own, Problem, always
 
 _TOKENS, _CHOSEN, _LATENT, _ROPE = 512, 2048, 512, 64
 _ROW = _LATENT + _ROPE
-_AMD = ("gfx90a", "gfx942", "gfx1100")
-_NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
+_AMD = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+_NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 
 
 def _bf16(_: Target) -> str:
@@ -186,7 +186,12 @@ def _prefill_tiles(target: Target) -> Sequence[Mapping[str, Any]]:
 
 
 def _columns_that_fit(target: Target) -> int:
-    return 32 if target.arch in _AMD else 64  # of 64 KiB and of more
+    has_64_kib = target.arch in _AMD and target.arch != "gfx950"
+    return 32 if has_64_kib else 64
+
+
+def _without_async_copies(target: Target) -> Mapping[str, bool]:
+    return {"use_async_copy": False} if target.arch == "gfx950" else {}
 
 
 _FEW_HEADS = Problem(
@@ -235,6 +240,7 @@ _FEW_HEADS = Problem(
                 for stages in (1, 2)
             ],
             moves=lambda _: _chosen_bytes(_TOKENS, _HEADS, _HEADS),
+            amd_knobs=_without_async_copies,
             source="_triton_sparse_mla_fwd_single, autotuned",
             note="rows in one piece; of its list the tiles of 32 rows by 2 or 4 warps",
             skips=dict.fromkeys(_NVIDIA, "for ROCm"),
@@ -276,6 +282,7 @@ _DECODE = Problem(
                 }
             ],
             moves=lambda _: _chosen_bytes(_SEQUENCES, _HEADS, 16, 8, part=2),
+            amd_knobs=_without_async_copies,
             source="triton_sparse_mla_decode_splitk, of 132 multiprocessors",
             note="its parts are rounded to bf16; rows in one piece, not in pages",
         ),

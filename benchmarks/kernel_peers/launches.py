@@ -26,7 +26,8 @@ class Launch:
     path: inside the wheel. arguments: what the launcher passes, by name: "*bf16" is a pointer to
     it, None nothing, a number what Triton would specialise for, a constant of the kernel its value.
     configurations: tiles and options of the launcher on a target; several where it measures and
-    chooses itself. given: see `Cutter`. moves: bytes of the problem that a configuration moves.
+    chooses itself. given: see `Cutter`. amd_knobs: settings of `triton.knobs.amd` that the launcher
+    makes around the call. moves: bytes of the problem that a configuration moves.
     source: where in the package the configuration is decided. skips: architecture -> why its
     launcher takes no such call there.
     """
@@ -40,6 +41,7 @@ class Launch:
     moves: TileBytes
     source: str
     given: Callable[[Target], Mapping[str, str]] = lambda _: {}
+    amd_knobs: Callable[[Target], Mapping[str, bool]] = lambda _: {}
     note: str = ""
     skips: Mapping[str, str] = field(default_factory=dict)
 

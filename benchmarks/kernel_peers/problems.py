@@ -8,6 +8,7 @@ from kernel_peers import (
     dense_problems,
     four_bit_problems,
     latent_problems,
+    packed_problems,
     product_problems,
     routing_problems,
     row_problems,
@@ -28,4 +29,5 @@ PROBLEMS = (
     *latent_problems.PROBLEMS,
     *cache_problems.PROBLEMS,
     *stream_problems.PROBLEMS,
+    *packed_problems.PROBLEMS,
 )

@@ -176,6 +176,7 @@ _SQRT_ROUTER = _router(
             configurations=always(BLOCK_N=512, num_warps=1),
             moves=lambda _: _router_bytes(_EXPERTS, 6, has_bias=True),
             source="dsv4_topk",
+            skips=dict.fromkeys(("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"), "for CUDA"),
         ),
     ],
     f"6 of {_EXPERTS}",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import triton.language as tl
+from kernel_peers import compiling
 from kernel_peers.compiling import Finding, compile_all
 from kernel_peers.earlier import load_others
 from kernel_peers.launches import specialised
@@ -18,7 +19,7 @@ from kernel_peers.table import cells, document, markdown
 from triton.runtime.jit import JITFunction
 
 from hal_kernels.aot.evidence import Evidence
-from hal_kernels.aot.targets import find_target
+from hal_kernels.aot.targets import TARGETS, Target, find_target
 from tiny_kernel_problems import PROBLEMS as TINY
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -277,14 +278,57 @@ def test_of_a_problem_the_cells_of_other_targets_are_kept(tmp_path: Path) -> Non
     assert load_others(earlier, "3.9.0", ["copy"], {"sm_90", "gfx942"}) == ({}, [])
 
 
-def test_every_problem_names_a_variant_that_ours_has() -> None:
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+def test_every_problem_has_a_variant_of_ours_and_a_peer(target: Target) -> None:
     from hal_kernels.aot.catalogue import find_kernel
 
-    assert len({problem.name for problem in PROBLEMS}) == len(PROBLEMS)
     for problem in PROBLEMS:
-        for arch in ("sm_80", "sm_90", "sm_120", "gfx942", "gfx1100"):
-            if arch not in problem.skips:
-                target = find_target(arch)
-                kernel = find_kernel(problem.own.kernel_on(target))
-                names = {(v.config, v.dtype) for v in kernel.variants(target)}
-                assert (problem.own.config(target), problem.own.dtype(target)) in names
+        if target.arch in problem.skips:
+            continue
+        kernel = find_kernel(problem.own.kernel_on(target))
+        variants = {(v.config, v.dtype): v.constants for v in kernel.variants(target)}
+        own = variants[problem.own.config(target), problem.own.dtype(target)]
+        assert problem.own.moves(own) > 0
+        peers = [peer for peer in problem.peers if target.arch not in peer.skips]
+        assert peers, f"{problem.name} on {target.arch} would read as level, compared with nobody"
+        for peer in peers:
+            arguments = peer.arguments(target)
+            for configuration in peer.configurations(target):
+                assert peer.moves({**arguments, **configuration}) > 0
+
+
+def test_the_names_of_problems_and_of_their_skipped_targets_are_right() -> None:
+    assert len({problem.name for problem in PROBLEMS}) == len(PROBLEMS)
+    known = {target.arch for target in TARGETS}
+    for problem in PROBLEMS:
+        assert set(problem.skips) <= known
+        for peer in problem.peers:
+            assert set(peer.skips) <= known
+
+
+def test_settings_of_the_compiler_hold_for_one_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+    from triton import knobs
+
+    seen = []
+
+    def refuse(*_: object, **__: object) -> None:
+        seen.append(knobs.amd.use_async_copy)
+        raise NotImplementedError("refused")
+
+    function = JITFunction(_kernel, do_not_specialize=["first"])
+    monkeypatch.setattr(compiling, "_function", lambda *_: function)
+    monkeypatch.setattr(triton, "compile", refuse)
+    launch = dataclasses.replace(
+        TINY[0].peers[0],
+        arguments=lambda _: {"x_ptr": "*bf16", "y_ptr": "*bf16", "N": 48, "first": 1, "stride": 2},
+        amd_knobs=lambda target: {"use_async_copy": False} if target.arch == "gfx950" else {},
+    )
+    before = knobs.amd.use_async_copy
+    for arch in ("gfx950", "gfx942"):
+        found = compiling.compile_peer(TINY[0], launch, find_target(arch), tmp_path, tmp_path)
+        assert "refused" in found.evidence.error
+    assert seen == [False, before]
+    assert knobs.amd.use_async_copy is before
