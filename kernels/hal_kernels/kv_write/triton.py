@@ -9,14 +9,15 @@ import torch
 from hal.device import DeviceSpec
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS, KvFormat
 from hal.ops.kv_write import KvWriteRequest, check_scales
+from hal_kernels.kv_write.cache_dtypes import as_compiled
 from hal_kernels.kv_write.fp4_kernels import _kv_write_fp4_kernel
 from hal_kernels.kv_write.packed_kernels import _kv_write_packed_kernel
 from hal_kernels.kv_write.triton_kernels import _kv_write_kernel
 from hal_kernels.kv_write.triton_variants import (
-    ROW_WARPS,
     dense_launch,
     fp4_constants,
     packed_constants,
+    row_warps,
 )
 
 
@@ -30,15 +31,17 @@ def bind(
     Raises ValueError for scales that the request does not have.
     """
     check_scales("kv_write", request.has_scales, k_scale, v_scale)
+    warp_size = int(device.attributes.get("warp_size", 32))
     if request.kv_format in ("", *PLAIN_FORMATS):
-        warp_size = int(device.attributes.get("warp_size", 32))
-        return _bind_dense(request, warp_size, k_scale, v_scale)
+        return _bind_dense(request, device.arch, warp_size, (k_scale, v_scale))
     form = KV_FORMATS[request.kv_format]
-    return (_bind_fp4 if form.element == "fp4_e2m1" else _bind_packed)(request, form)
+    return (_bind_fp4 if form.element == "fp4_e2m1" else _bind_packed)(
+        request, form, row_warps(form, warp_size)
+    )
 
 
 def _bind_dense(
-    request: KvWriteRequest, warp_size: int, k_scale: float, v_scale: float
+    request: KvWriteRequest, arch: str, warp_size: int, scales: tuple[float, float]
 ) -> Callable[..., None]:
     k_width = request.num_kv_heads * request.head_dim
     v_width = request.num_kv_heads * request.v_head_dim
@@ -53,9 +56,10 @@ def _bind_dense(
         slot_mapping: torch.Tensor,
     ) -> None:
         tokens = slot_mapping.shape[0]
+        k_cache, v_cache = (as_compiled(cache, arch) for cache in (k_cache, v_cache))
         if tokens:
             _kv_write_kernel[(tokens, -(-widest // block))](
-                k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), k_scale, v_scale,
+                k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), *scales,
                 K_WIDTH=k_width, V_WIDTH=v_width, BLOCK=block, HAS_SCALES=request.has_scales,
                 num_warps=warps,
             )  # fmt: skip
@@ -87,7 +91,7 @@ def packed_places(
     return (scales, tails), places
 
 
-def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
+def _bind_packed(request: KvWriteRequest, form: KvFormat, warps: int) -> Callable[..., None]:
     constants = packed_constants(form, request.block_size)
 
     def kernel(rows: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -96,13 +100,13 @@ def _bind_packed(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]
             parts, places = packed_places(form, request.block_size, cache)
             _kv_write_packed_kernel[(tokens,)](
                 rows, cache, *parts, slot_mapping, rows.stride(0), *places,
-                num_warps=ROW_WARPS, **constants,
+                num_warps=warps, **constants,
             )  # fmt: skip
 
     return kernel
 
 
-def _bind_fp4(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
+def _bind_fp4(request: KvWriteRequest, form: KvFormat, warps: int) -> Callable[..., None]:
     constants = fp4_constants(form, request.block_size)
     scale_start = request.block_size * form.data_bytes
 
@@ -111,7 +115,7 @@ def _bind_fp4(request: KvWriteRequest, form: KvFormat) -> Callable[..., None]:
         if tokens:
             _kv_write_fp4_kernel[(tokens,)](
                 rows, cache, slot_mapping, rows.stride(0), cache.stride(0), scale_start,
-                num_warps=ROW_WARPS, **constants,
+                num_warps=warps, **constants,
             )  # fmt: skip
 
     return kernel

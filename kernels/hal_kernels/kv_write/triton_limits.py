@@ -10,7 +10,8 @@ from hal.ops.kv_write import KvWriteRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.kv_write.triton_variants import NO_FP8, PACKED_DTYPES
+from hal_kernels.kv_write.cache_dtypes import fp8_of
+from hal_kernels.kv_write.triton_variants import PACKED_DTYPES
 
 
 def not_supported_reasons(
@@ -27,10 +28,10 @@ def not_supported_reasons(
     # A format says what a row is made of, whatever dtype was named beside it.
     form = KV_FORMATS.get(request.kv_format)
     cache = request.kv_dtype if form is None else form.element
-    rounded = "" if device.arch in NO_FP8 else _fp8_of(device.arch)
+    rounded = fp8_of(device.arch)
     if cache not in (request.dtype, rounded) or (cache == rounded and request.dtype == "float32"):
         wanted = f"the activations' {request.dtype}"
-        if rounded and request.dtype != "float32":
+        if request.dtype != "float32":
             wanted += f", or {rounded}"
         return [not_written("kv_write.dense", "kv_dtype", wanted, cache)]
     config = "row1024"
@@ -39,8 +40,3 @@ def not_supported_reasons(
     return evidence_reasons(
         "kv_write.dense", device, dtype=request.dtype, config=config, allowed=allowed
     )
-
-
-def _fp8_of(arch: str) -> str:
-    """torch's name of the e4m3 type of the architecture."""
-    return "float8_e4m3fnuz" if arch.startswith("gfx94") else "float8_e4m3fn"

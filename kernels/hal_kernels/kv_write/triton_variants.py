@@ -10,13 +10,13 @@ from hal.ops.kv_formats import KV_FORMATS, KvFormat
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.kv_write.cache_dtypes import compiled_fp8
 
 PACKED_DTYPES = ("bfloat16",)  # of rows: packed formats are bfloat16 by definition
 _DENSE_WIDTHS = (1024, 4096)
 _BLOCK = 1024  # values of a program of dense rows
+ROUNDING = ("hal_kernels.kv_write.cache_rounding", "hal_kernels.kv_write.packed_kernels")
 _LOAD_BYTES = 16  # that a thread takes at once
-ROW_WARPS = 1  # of a program, which has one packed row
-NO_FP8 = ("sm_80", "gfx90a", "gfx1100")  # Triton does not convert to e4m3 there, or bit by bit
 
 
 def dense_launch(width: int, dtype: str, warp_size: int) -> tuple[int, int]:
@@ -30,12 +30,11 @@ def dense_launch(width: int, dtype: str, warp_size: int) -> tuple[int, int]:
 def _write(target: Target) -> Sequence[KernelVariant]:
     """Into caches of the activations' own dtype, and rounded to the architecture's FP8."""
     caches = [(dtype, dtype, "") for dtype in ACTIVATION_DTYPES]
-    if target.arch not in NO_FP8:
-        caches += [
-            (dtype, target.fp8_dtype, suffix)
-            for dtype in ("bfloat16", "float16")
-            for suffix in ("-fp8", "-fp8-scaled")
-        ]
+    caches += [
+        (dtype, compiled_fp8(target), suffix)
+        for dtype in ("bfloat16", "float16")
+        for suffix in ("-fp8", "-fp8-scaled")
+    ]
     return tuple(
         KernelVariant(
             dtype=dtype,
@@ -58,6 +57,13 @@ def _write(target: Target) -> Sequence[KernelVariant]:
         for dtype, cache, suffix in caches
         for width in _DENSE_WIDTHS
     )
+
+
+def row_warps(form: KvFormat, warp_size: int) -> int:
+    """Warps of a program of one packed row, whose threads load 16 bytes each: a block of one warp
+    leaves room for more warps than a multiprocessor takes blocks."""
+    held = (1 << (form.quantized_dim - 1).bit_length()) * DTYPE_BYTES["bfloat16"]
+    return max(1, held // _LOAD_BYTES // warp_size)
 
 
 def packed_constants(form: KvFormat, block_size: int) -> dict[str, Any]:
@@ -94,7 +100,7 @@ def _packed(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(strides, "i32"),
             divisible=frozenset({"stride_x", "stride_page", "stride_row"}),
             constants=packed_constants(KV_FORMATS[name], 64),
-            num_warps=ROW_WARPS,
+            num_warps=row_warps(KV_FORMATS[name], target.warp_size),
         )
         for dtype in PACKED_DTYPES
         for name in ("fp8_656", "v4_584", "v41_528", "fp8_132")
@@ -120,7 +126,7 @@ def _fp4(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(("stride_x", "stride_page", "scale_start"), "i32"),
             divisible=frozenset({"stride_x", "stride_page", "scale_start"}),
             constants=fp4_constants(KV_FORMATS[name], 64),
-            num_warps=ROW_WARPS,
+            num_warps=row_warps(KV_FORMATS[name], target.warp_size),
         )
         for dtype in PACKED_DTYPES
         for name in ("fp4_68", "fp4_288")
@@ -130,8 +136,7 @@ def _fp4(target: Target) -> Sequence[KernelVariant]:
 KERNELS = (
     TritonKernel(
         name="kv_write.dense", op="kv_write", module="hal_kernels.kv_write.triton_kernels",
-        function="_kv_write_kernel", variants=_write, uses_matrix_unit=False,
-        sources=("hal_kernels.kv_write.cache_rounding",),
+        function="_kv_write_kernel", variants=_write, uses_matrix_unit=False, sources=ROUNDING,
     ),
     TritonKernel(
         name="kv_write.packed", op="kv_write", module="hal_kernels.kv_write.packed_kernels",

@@ -11,7 +11,7 @@ from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.latent_kv_write import LatentKvWriteRequest
 from hal_kernels.kv_write.triton import packed_places
 from hal_kernels.latent_kv_write.triton_kernels import _latent_kv_write_kernel
-from hal_kernels.latent_kv_write.triton_variants import launch_constants
+from hal_kernels.latent_kv_write.triton_variants import launch_constants, program_warps
 
 
 def bind(
@@ -38,6 +38,7 @@ def bind(
         raise ValueError("latent_kv_write: required q_weight with has_q_norm")
     form = KV_FORMATS[request.kv_format]
     table = cos_sin_cache.float().contiguous()
+    warps = program_warps(request, int(device.attributes.get("warp_size", 32)))
     constants = launch_constants(request)
     blocks = -(-request.num_heads // constants["BLOCK_H"])
 
@@ -61,7 +62,7 @@ def bind(
             rows if row_weight is None else row_weight, rows if row_bias is None else row_bias,
             positions, table, cache, *parts, slot_mapping,
             queries.stride(0), rows.stride(0), *places, eps,
-            num_warps=1, **constants,
+            num_warps=warps, **constants,
         )  # fmt: skip
         return q
 

@@ -18,7 +18,7 @@ from hal_kernels.latent_kv_write.triton_variants import (
 )
 
 _KERNEL = "latent_kv_write.pass"
-_MOST_VALUES = 576  # of a row or a normed head: what one warp was compiled with
+_MOST_VALUES = 576  # of a row or a normed head: what a program was compiled with
 
 
 def not_supported_reasons(

@@ -9,13 +9,14 @@ from hal.ops.kv_formats import KV_FORMATS
 from hal.ops.latent_kv_write import LatentKvWriteRequest
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.kv_write.triton_variants import packed_constants
+from hal_kernels.kv_write.triton_variants import packed_constants, row_warps
 
 _KINDS = {"rms": 1, "layer": 2}  # what the kernel calls the norms
 # Of rows in a floating dtype: columns of a tile's row, which no scale belongs to.
 _PLAIN_GROUP = 64
 _STYLES = ("interleaved", "half_split")
-_VALUES = 512  # of the queries of a program, one warp
+_VALUES = 512  # of the queries of a program
+_THREAD_VALUES = 8  # of a row, that a thread takes at once: 16 bytes
 
 # Rows as models have them: format -> (values, first rotated value, normed values, values of a query
 # head, its first rotated one).
@@ -47,11 +48,18 @@ def config_of(request: LatentKvWriteRequest) -> str:
     return f"{request.kv_format}{'-qnorm' if request.has_q_norm else ''}{style}{layer}"
 
 
+def program_warps(request: LatentKvWriteRequest, warp_size: int) -> int:
+    """Warps of a program: a row of 512 values has two of 32 threads."""
+    form = KV_FORMATS[request.kv_format]
+    if not form.is_plain:
+        return row_warps(form, warp_size)
+    return max(1, request.row_dim // (_THREAD_VALUES * warp_size))
+
+
 def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
     """The constants of the kernel for a request."""
     width = request.head_dim if request.has_q_norm else request.rotary_dim
     block_d = _power_of_two(width)
-    heads = _power_of_two(max(1, request.num_heads))
     return {
         "NUM_HEADS": request.num_heads,
         "HEAD_DIM": request.head_dim,
@@ -59,7 +67,9 @@ def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
         "WIDTH": width,
         "Q_START": request.q_rotary_start,
         "HAS_Q_NORM": request.has_q_norm,
-        "BLOCK_H": min(heads, max(1, _VALUES // block_d)),
+        # Also of fewer heads: a tile has a value for each thread, and none is held by two warps, of
+        # which one might write it in place before the other has read it.
+        "BLOCK_H": max(1, _VALUES // block_d),
         "BLOCK_D": block_d,
         "ROTARY": request.rotary_dim,
         "IS_INTERLEAVED": request.style == "interleaved",
@@ -96,7 +106,7 @@ def _power_of_two(value: int) -> int:
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     return tuple(
-        _variant(name, style, kind, has_q_norm=has_q_norm)
+        _variant(target, name, style, kind, has_q_norm=has_q_norm)
         for name in ROWS
         for style in _STYLES
         for has_q_norm, kind in ((False, "rms"), (True, "rms"), (False, "layer"))
@@ -104,7 +114,9 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
     )
 
 
-def _variant(name: str, style: Any, kind: Any, *, has_q_norm: bool) -> KernelVariant:
+def _variant(
+    target: Target, name: str, style: Any, kind: Any, *, has_q_norm: bool
+) -> KernelVariant:
     form, dtype = KV_FORMATS[name], dtype_of(name)
     row_dim, row_start, norm_dim, head_dim, q_start = ROWS[name]
     request = LatentKvWriteRequest(
@@ -112,6 +124,7 @@ def _variant(name: str, style: Any, kind: Any, *, has_q_norm: bool) -> KernelVar
         row_rotary_start=row_start, norm_dim=norm_dim, block_size=64, dtype=dtype,
         kv_format=form.name, has_q_norm=has_q_norm, style=style, row_norm_kind=kind,
     )  # fmt: skip
+    warps = program_warps(request, target.warp_size)
     strides = (
         "stride_q", "stride_x", "stride_page", "stride_row", "stride_scale_page",
         "stride_scale_row", "scale_start", "stride_tail_page", "stride_tail_row", "tail_start",
@@ -133,7 +146,7 @@ def _variant(name: str, style: Any, kind: Any, *, has_q_norm: bool) -> KernelVar
         scalars={**dict.fromkeys(strides, "i32"), "eps": "fp32"},
         divisible=frozenset({"stride_q", "stride_x", "stride_page", "stride_row"}),
         constants=launch_constants(request),
-        num_warps=1,
+        num_warps=warps,
     )
 
 

@@ -26,9 +26,8 @@ def chunks(columns: int, most: int) -> dict[str, int]:
 
 
 def block_heads(kv_format: str, heads: int) -> int:
-    """Heads that share a program, and each row that it reads: 32 where there are as many, as the
-    sums of 32 take no more registers a thread than those of 16 by half as many warps. Rows that are
-    unpacked pass through the registers too, and leave room for 16."""
+    """Heads that share a program, and each row that it reads: 32 where there are as many. Rows that
+    are unpacked pass through the registers too, and leave room for the sums of 16."""
     return 32 if kv_format in PLAIN_FORMATS and heads > 16 else 16
 
 
@@ -62,7 +61,8 @@ def tiles(
         "BLOCK_N": 16 if is_packed else 32,
         "RELOADS_Q": False,
         "REGISTERS": "",
-        "num_warps": 8 if is_packed or rows > 16 else 4,
+        # Sums of 16 heads by four warps take twice the registers a thread, and half the warps fit.
+        "num_warps": 8,
         "num_stages": 2,
     }
 

@@ -10,6 +10,7 @@ import triton
 from hal.device import DeviceSpec
 from hal.ops.kv_write import check_scales
 from hal.ops.rope_kv_write import RopeKvWriteRequest
+from hal_kernels.kv_write.cache_dtypes import as_compiled
 from hal_kernels.rope_kv_write.triton_kernels import _rope_kv_write_kernel
 from hal_kernels.rope_kv_write.triton_variants import VALUE_BLOCK, launch_blocks
 
@@ -59,6 +60,7 @@ def bind(
         slot_mapping: torch.Tensor,
     ) -> torch.Tensor:
         tokens = slot_mapping.shape[0]
+        k_cache, v_cache = (as_compiled(cache, device.arch) for cache in (k_cache, v_cache))
         if tokens:
             _rope_kv_write_kernel[(tokens, blocks)](
                 q, k, v, table if q_weight is None else q_weight,

@@ -10,7 +10,8 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.rope_kv_write.triton_variants import NO_FP8, config_of
+from hal_kernels.kv_write.cache_dtypes import fp8_of
+from hal_kernels.rope_kv_write.triton_variants import config_of
 
 _KERNEL = "rope_kv_write.pass"
 
@@ -22,12 +23,12 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if it serves. The machine code judged is that of the nearest head size."""
-    rounded = _rounded_dtype(device.arch)
+    rounded = fp8_of(device.arch)
     if request.dtype not in ACTIVATION_DTYPES:
         return [not_written(_KERNEL, "dtype", " or ".join(ACTIVATION_DTYPES), request.dtype)]
     is_fp8 = request.kv_dtype != request.dtype
     if is_fp8 and (request.kv_dtype != rounded or request.dtype == "float32"):
-        or_rounded = f", or {rounded}" if rounded and request.dtype != "float32" else ""
+        or_rounded = f", or {rounded}" if request.dtype != "float32" else ""
         return [
             Reason(
                 what="kv_dtype",
@@ -44,10 +45,3 @@ def not_supported_reasons(
         has_scales=request.has_kv_scales,
     )
     return evidence_reasons(_KERNEL, device, dtype=request.dtype, config=config, allowed=allowed)
-
-
-def _rounded_dtype(arch: str) -> str:
-    """torch's name of the e4m3 type that the architecture converts to, "" for none."""
-    if arch in NO_FP8:
-        return ""
-    return "float8_e4m3fnuz" if arch.startswith("gfx94") else "float8_e4m3fn"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.kv_write.cache_dtypes import compiled_fp8
+from hal_kernels.kv_write.triton_variants import ROUNDING
 
-# Triton does not convert to e4m3 on these.
-NO_FP8 = ("sm_80", "gfx90a", "gfx1100")
 VALUE_BLOCK = 1024  # values of v of a program: 16 bytes for each of 128 threads
 
 
@@ -46,12 +46,11 @@ def config_of(
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
     caches = [(dtype, dtype, False) for dtype in ACTIVATION_DTYPES]
-    if target.arch not in NO_FP8:
-        caches += [
-            (dtype, target.fp8_dtype, has_scales)
-            for dtype in ("bfloat16", "float16")
-            for has_scales in (False, True)
-        ]
+    caches += [
+        (dtype, compiled_fp8(target), has_scales)
+        for dtype in ("bfloat16", "float16")
+        for has_scales in (False, True)
+    ]
     return tuple(
         _variant(
             target,
@@ -127,7 +126,6 @@ KERNELS = (
     TritonKernel(
         name="rope_kv_write.pass", op="rope_kv_write",
         module="hal_kernels.rope_kv_write.triton_kernels", function="_rope_kv_write_kernel",
-        variants=_variants, uses_matrix_unit=False,
-        sources=("hal_kernels.kv_write.cache_rounding",),
+        variants=_variants, uses_matrix_unit=False, sources=ROUNDING,
     ),
 )  # fmt: skip

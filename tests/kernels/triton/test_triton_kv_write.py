@@ -123,7 +123,9 @@ def test_plain_rows_are_judged_by_the_code_of_their_format() -> None:
         ("sm_90", "float32", "float8_e4m3fn", False),
         ("sm_90", "bfloat16", "float8_e4m3fnuz", False),
         ("gfx942", "bfloat16", "float8_e4m3fnuz", True),
-        ("sm_80", "bfloat16", "float8_e4m3fn", False),
+        ("sm_80", "bfloat16", "float8_e4m3fn", True),
+        ("gfx1100", "float16", "float8_e4m3fn", True),
+        ("gfx90a", "bfloat16", "float8_e4m3fnuz", False),
         ("sm_80", "float32", "float32", True),
     ],
 )
@@ -132,3 +134,30 @@ def test_caches_that_were_compiled(
 ) -> None:
     request = replace(request_of("fp16", dtype), kv_format="", kv_dtype=kv_dtype)
     assert (not not_supported_reasons(request, gpu(arch))) == is_served
+
+
+@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80", "gfx90a", "gfx1100"])
+def test_dense_caches_of_fp8(arch: str, *, has_scales: bool) -> None:
+    """To the bit what the reference writes, with the architecture's type or without: codes, the
+    middles between them, their neighbours in float16, what is too large, and NaN."""
+    request = replace(
+        request_of("fp16", "float16"), kv_format="", kv_dtype="float8_e4m3fn",
+        num_kv_heads=2, head_dim=24, v_head_dim=24, has_scales=has_scales,
+    )  # fmt: skip
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).half()
+    middles = (codes[1:] + codes[:-1]) / 2
+    infinite = torch.tensor([float("inf")], dtype=torch.float16)
+    near = torch.cat((middles, middles.nextafter(infinite), middles.nextafter(-infinite), codes))
+    near = torch.cat((near, torch.tensor([460.0, 6e4, float("nan")], dtype=torch.float16)))
+    k, v = (near[torch.randint(len(near), (7, 48))] for _ in range(2))
+    k *= torch.randint(2, k.shape) * 2 - 1
+    slots = torch.randperm(PAGES * BLOCK_SIZE)[:7]
+    found = [torch.zeros(PAGES, BLOCK_SIZE, 2, 24).to(torch.float8_e4m3fn) for _ in range(2)]
+    exact = [cache.clone() for cache in found]
+    scales = {"k_scale": 0.37, "v_scale": 1.9} if has_scales else {}
+    triton_kv_write.bind(request, gpu(arch), **scales)(k, v, *found, slots)
+    reference(request, **scales)(k, v, *exact, slots)
+    for got, want in zip(found, exact, strict=True):
+        assert torch.equal(got.view(torch.uint8) & 0x7F, want.view(torch.uint8) & 0x7F)
+        assert torch.equal(got.float().nan_to_num(), want.float().nan_to_num())

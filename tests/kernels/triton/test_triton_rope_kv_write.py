@@ -136,8 +136,11 @@ def test_rope_kv_write_rounds_to_the_caches_dtype() -> None:
 
 
 @STYLES
-@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e4m3fnuz"])
-def test_rope_kv_write_with_scales(style: Style, kv_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "kv_dtype"),
+    [("sm_90", "float8_e4m3fn"), ("gfx942", "float8_e4m3fnuz"), ("sm_80", "float8_e4m3fn")],
+)
+def test_rope_kv_write_with_scales(style: Style, arch: str, kv_dtype: str) -> None:
     """What is read back times its scale is the normed and rotated key, and the value, to within
     half a step of e4m3; what is too large is the largest number."""
     request = RopeKvWriteRequest(
@@ -160,7 +163,7 @@ def test_rope_kv_write_with_scales(style: Style, kv_dtype: str) -> None:
     )
     caches = [torch.zeros(3, 4, 2, 32).to(dtype) for _ in range(2)]
     kernel = triton_rope_kv_write.bind(
-        request, gpu("sm_90"), cos_sin_cache=table, eps=1e-5, **weights, **scales
+        request, gpu(arch), cos_sin_cache=table, eps=1e-5, **weights, **scales
     )
     kernel(q, k, v, positions, *caches, slots)
     most = torch.finfo(dtype).max
@@ -184,7 +187,9 @@ def test_rope_kv_write_with_scales(style: Style, kv_dtype: str) -> None:
         ("gfx942", {"kv_dtype": "float8_e4m3fnuz", "has_kv_scales": True}, None),
         ("gfx950", {"kv_dtype": "float8_e4m3fn", "style": "interleaved"}, None),
         ("gfx942", {"kv_dtype": "float8_e4m3fn"}, ReasonKind.ARGUMENT),
-        ("sm_80", {"kv_dtype": "float8_e4m3fn"}, ReasonKind.ARGUMENT),
+        ("sm_80", {"kv_dtype": "float8_e4m3fn", "has_kv_scales": True}, None),
+        ("gfx90a", {"kv_dtype": "float8_e4m3fn", "style": "interleaved"}, None),
+        ("gfx1100", {"kv_dtype": "float8_e4m3fnuz"}, ReasonKind.ARGUMENT),
         ("sm_90", {"dtype": "float32", "kv_dtype": "float8_e4m3fn"}, ReasonKind.ARGUMENT),
         ("sm_90", {"dtype": "float64", "kv_dtype": "float64"}, ReasonKind.MISSING),
     ],
