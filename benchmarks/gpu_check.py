@@ -43,6 +43,13 @@ if "--dry-run" in sys.argv:  # before a kernel is defined
     faithful_interpreter.install()
 
 
+def _can_be_written(path: Path) -> bool:
+    """Before minutes of work: results are kept after each case."""
+    if path.is_dir():
+        return False
+    return os.access(path if path.exists() else path.parent, os.W_OK)
+
+
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -54,6 +61,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="tiny, on the CPU, interpreted")
     parser.add_argument("--list", action="store_true", help="what there is, and run nothing")
     options = parser.parse_args(arguments)
+    if options.json is not None and not _can_be_written(options.json):
+        parser.error(f"--json: required a file that can be written, found {options.json}")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         parser.error(
@@ -81,6 +90,13 @@ def main() -> int:
         for maker in all_makers()
         if any(options.only in name for name in (maker.name, *maker.kernels))
     )
+    if not makers:
+        print(
+            f"gpu_check.py: --only: required a part of a case's or a kernel's name (--list shows "
+            f"them), found {options.only!r}",
+            file=sys.stderr,
+        )
+        return 2
     if options.list:
         for maker in makers:
             print(f"{maker.name}: {', '.join(maker.kernels)}")

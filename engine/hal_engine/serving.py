@@ -22,6 +22,7 @@ from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
 from hal_engine.rehearsal import rehearse
 from hal_engine.scheduler import SchedulerConfig
+from hal_engine.size_rehearsal import compiles_at_first_call, rehearse_sizes
 from hal_engine.tokenizer import load_tokenizer
 from hal_engine.worker_starting import WorkerOrder
 
@@ -176,6 +177,14 @@ def _build(
     with contextlib.ExitStack() as owned:
         owned.callback(runner.close)
         rehearse(runner, tokenizer, scheduling)
+        if compiles_at_first_call(planned.plan):
+            rehearse_sizes(
+                runner,
+                planned.plan,
+                max_num_batched_tokens=scheduling.max_num_batched_tokens,
+                max_num_seqs=scheduling.max_num_seqs,
+                progress=progress,
+            )
         for unneeded in planned.plan.pending_waivers:
             raise unneeded  # every kernel compiled
         owned.pop_all()

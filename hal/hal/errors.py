@@ -157,6 +157,17 @@ class KernelSourceError(HalError):
     """The source or the declaration of a kernel is in error, so that nothing can be compiled."""
 
 
+class KernelCompilerError(HalError):
+    """A compiler of kernels did not run to its end on this machine, which says nothing about the
+    kernel."""
+
+
+class KernelEvidenceError(HalError):
+    """Kernels compile to something else than the stored evidence says: what a check found."""
+
+    exit_code = 1
+
+
 class KernelBuildError(HalError):
     """The machine code of a chosen implementation could not be made for its device.
 

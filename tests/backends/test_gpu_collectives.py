@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import torch
 import hal_kernels.collective.triton as triton_collective
 from hal.candidates import KernelCandidate
 from hal.device import DevicePolicy, DeviceSpec
+from hal.ops import CATALOGUE
 from hal.ops.collective import COLLECTIVE_KINDS, CollectiveRequest, reference
 from hal.ops.request import TokenRange
 from hal.reasons import ReasonKind
 from hal.selection import SelectionRules, select
 from hal.tiers import Tier
 from hal.unlocks import unlocks_of
+from hal_backends.amd.policy import device_policy
 from hal_backends.gpu.collectives import candidates, library_name
+from hal_backends.gpu.collectives_peer import peer_candidates
 from hal_kernels.aot.limits import EvidenceQuery, evidence_asked
 from hal_kernels.collective.triton_limits import not_supported_reasons
 from library_cases import device
@@ -277,3 +281,18 @@ def test_a_rounded_wire_is_of_the_architectures_type(
         offered[name].load()(request_of("pcie", 8), group=None)
     assert [given["wire"] for given in bound] == [wire, ""]
     assert {given["algorithm"] for given in bound} == {"two_shot"}
+
+
+def test_what_reads_the_memory_of_peers_is_off_by_policy_where_it_is_not_known_to_work() -> None:
+    """By whatever op: the sum with a norm behind it is one of them."""
+    reading = [
+        candidate
+        for op in CATALOGUE
+        for candidate in peer_candidates(op, device("amd", "gfx1100", "triton"))
+    ]
+    assert {c.op for c in reading} == {"collective", "all_reduce_norm"}
+    for arch, is_off in (("gfx1100", True), ("gfx1201", True), ("gfx942", False)):
+        disabled = device_policy(device("amd", arch)).disabled
+        for candidate in reading:
+            matching = [glob for glob in disabled if fnmatchcase(candidate.name, glob)]
+            assert bool(matching) == is_off, candidate.name

@@ -20,7 +20,8 @@ from hal.ops.formats import FORMATS
 from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.reasons import ReasonKind
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
-from hal_kernels.aot.cli import differences, kernels_document
+from hal_kernels.aot.checking import differences
+from hal_kernels.aot.cli import kernels_document
 from hal_kernels.aot.compiling import compile_kernel
 from hal_kernels.aot.evidence import (
     Evidence,
@@ -211,7 +212,7 @@ def test_evidence_survives_its_file_and_a_damaged_one_is_named(tmp_path: Path) -
             read_evidence("k", "sm_90", tmp_path)
     path.write_text("{")
     read_evidence.cache_clear()
-    with pytest.raises(PlanError, match="hal kernels check --update"):
+    with pytest.raises(PlanError, match="hal kernels check --kernel k --target sm_90 --update"):
         read_evidence("k", "sm_90", tmp_path)
 
 
@@ -226,6 +227,8 @@ def test_what_decides_makes_a_difference_and_registers_do_not() -> None:
     assert differences(stored, with_variant(registers=99)) == ""
     assert "emulated" in differences(stored, with_variant(tier="emulated"))
     assert differences(stored, with_variant(spills=3))
+    assert differences(stored, with_variant(shared_bytes=1024))
+    assert differences(stored, with_variant(widest_load_bytes=2))
     assert differences(stored, with_variant(config="b"))
     assert "nothing is stored" in differences(None, stored)
     assert "source" in differences(stored, dataclasses.replace(stored, source_hash="2"))

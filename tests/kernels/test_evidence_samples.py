@@ -17,7 +17,7 @@ import pytest
 from changed_evidence import Change, NoHistory, sources_of
 from fresh_draws import fresh_seeds
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
-from hal_kernels.aot.cli import differences
+from hal_kernels.aot.checking import differences
 from hal_kernels.aot.compiling import compile_kernel
 from hal_kernels.aot.evidence import (
     STORE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hal.device import DevicePolicy, DeviceSpec
+from hal_backends.gpu.policies import PEER_MEMORY
 
 _CUDA_ONLY = {
     "*.deep_gemm*": "DeepGEMM is compiled for Hopper's and Blackwell's matrix instructions",
@@ -12,15 +13,15 @@ _CUDA_ONLY = {
     "*.collective.*pcie_ipc*": "CUDA IPC handles",
 }
 # vLLM's platforms/rocm.py: custom all-reduce on gfx94x and gfx95x only; elsewhere RCCL.
-_PEER_MEMORY = ("gfx942", "gfx950")
+_KNOWN_TO_WORK = ("gfx942", "gfx950")
 
 
 def device_policy(device: DeviceSpec) -> DevicePolicy:
     disabled = dict(_CUDA_ONLY)
-    if device.arch not in _PEER_MEMORY:
+    if device.arch not in _KNOWN_TO_WORK:
         why = (
             "all-reduce through peers' memory is known to work on gfx942 and gfx950 only; "
             f"{device.arch} uses RCCL (vLLM platforms/rocm.py)"
         )
-        disabled |= {"*.collective.*one_shot*": why, "*.collective.*two_shot*": why}
+        disabled |= dict.fromkeys(PEER_MEMORY, why)
     return DevicePolicy(disabled=disabled)

@@ -12,10 +12,16 @@ from collections.abc import Mapping
 
 from hal.device import EAGER, SPARSE_ATTENTION, DevicePolicy, DeviceSpec
 
+# Globs over candidate names, of every op: what exchanges through memory that peers have mapped.
+PEER_MEMORY = (
+    "*.*one_shot*",
+    "*.*two_shot*",
+    "*.collective.triton_reduce_scatter*",
+    "*.collective.triton_all_gather*",
+)
 # Glob over candidate names -> what the mechanism is tied to.
 FOREIGN_MECHANISMS: Mapping[str, str] = {
-    "*.collective.*one_shot*": "all-reduce through peers' memory is written for NVLink and xGMI",
-    "*.collective.*two_shot*": "all-reduce through peers' memory is written for NVLink and xGMI",
+    **dict.fromkeys(PEER_MEMORY, "sums through peers' memory are written for NVLink and xGMI"),
     "*.collective.*symmetric*": "torch's symmetric memory needs CUDA's virtual memory handles",
     "*.collective.*pcie_ipc*": "CUDA IPC handles",
     "*.deep_gemm*": "DeepGEMM is compiled for Hopper's and Blackwell's matrix instructions",

@@ -77,7 +77,7 @@ def freeze_loaded_objects() -> None:
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[Report]:
     """Bars for checking and loading; on a pipe nothing but the end of each is printed."""
-    titles = {"check": "checking weights", "load": "packing layers"}
+    titles = {"check": "checking weights", "load": "packing layers", "compile": "kernels by size"}
     if not console.is_terminal:
 
         def tell(what: str, done: int, total: int) -> None:

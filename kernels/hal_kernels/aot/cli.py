@@ -11,33 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from hal.cli.output import print_text
-from hal.errors import PlanError, UsageError
+from hal.errors import KernelEvidenceError, UsageError
 from hal.text_files import write_user_text
 from hal_kernels.aot.catalogue import CATALOGUE, find_kernel
-from hal_kernels.aot.compile_times import (
-    CompileTimes,
-    load_compile_times,
-    save_compile_times,
-    variant_name,
-)
-from hal_kernels.aot.evidence import (
-    STORE,
-    Evidence,
-    KernelEvidence,
-    read_evidence,
-    write_evidence,
-)
-from hal_kernels.aot.evidence_tables import (
-    print_evidence,
-    print_overview,
-    reasons,
-    stored,
-    summary,
-)
+from hal_kernels.aot.checking import check_kernel
+from hal_kernels.aot.compile_times import load_compile_times, variant_name
+from hal_kernels.aot.evidence import STORE, KernelEvidence, read_evidence
+from hal_kernels.aot.evidence_tables import print_evidence, print_overview, stored
 from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.narrow_loads import explain_narrow_load
 from hal_kernels.aot.occupancy import occupancy_of_evidence
+from hal_kernels.aot.source_state import outdated
 from hal_kernels.aot.targets import TARGETS, Target, find_target
 from hal_kernels.aot.triton_versions import REFERENCE, reference_variant, store_of
 from hal_kernels.aot.variant import TritonKernel
@@ -107,7 +91,9 @@ def kernels_document(
 
 
 def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
-    """Every variant with its occupancy, and the seconds that it took to compile on this machine."""
+    """Every variant with its occupancy, the seconds that it took to compile on this machine, and
+    whether it is of another source than is here now."""
+    old = outdated(found)
     seconds = load_compile_times(
         found.kernel, found.target, source=found.source_hash, triton=found.triton
     )
@@ -119,6 +105,7 @@ def _evidence_documents(found: KernelEvidence) -> Iterator[dict[str, Any]]:
             "explanation": explain(found.kernel, variant, reference),
             "narrow_load": explain_narrow_load(found.kernel, variant, reference),
             "compile_s": seconds.get(variant_name(variant.dtype, variant.config)),
+            "outdated": old or None,
         }
 
 
@@ -135,65 +122,24 @@ def check_kernels(
 
     Exit code 1 if something differs, unless --update stores it.
     """
-    from hal_kernels.aot.compiling import compile_kernel
-
     kernels, targets = _selected(kernel, target)
     store = store_of(triton_version())
-    differing = []
-    for one in kernels:
-        for arch in targets:
-            stored = read_evidence(one.name, arch.arch, store)
-            if changed and stored is not None and stored.source_hash == one.source_hash(arch):
-                continue
-            seconds: dict[str, float] = {}
-            found = compile_kernel(one, arch, seconds=seconds)
-            if not found.variants:
-                continue
-            if seconds:
-                kept = load_compile_times(
-                    one.name, arch.arch, source=found.source_hash, triton=found.triton
-                )
-                times = CompileTimes(
-                    source=found.source_hash, triton=found.triton, seconds={**kept, **seconds}
-                )
-                save_compile_times(one.name, arch.arch, times)
-            print_text(f"{one.name} {arch.arch}: {summary(found)}")
-            for line in reasons(found):
-                print_text(f"  {line}")
-            if update:
-                write_evidence(found, store)
-            elif stored is None or differences(stored, found):
-                differing.append(f"{one.name} on {arch.arch}: {differences(stored, found)}")
-    read_evidence.cache_clear()
+    try:
+        found = [
+            check_kernel(one, arch, store, update=update, changed=changed)
+            for one in kernels
+            for arch in targets
+        ]
+    finally:
+        read_evidence.cache_clear()
+    differing = [difference for difference in found if difference]
     if differing:
-        raise PlanError(
+        raise KernelEvidenceError(
             "hal kernels check",
             "machine code as the stored evidence says",
             "\n    ".join(differing),
             "look at the difference, then store it: hal kernels check --update",
         )
-
-
-def differences(stored: KernelEvidence | None, found: KernelEvidence) -> str:
-    """What decides and differs; registers may differ between compiler versions, tiers may not."""
-    if stored is None:
-        return "nothing is stored"
-    if stored.source_hash != found.source_hash:
-        return f"source {stored.source_hash}, now {found.source_hash}"
-    before = {(v.dtype, v.config): v for v in stored.variants}
-    after = {(v.dtype, v.config): v for v in found.variants}
-    if before.keys() != after.keys():
-        return f"variants {sorted(before)}, now {sorted(after)}"
-    changed = [
-        f"{dtype} {config}: {before[dtype, config].describe()}, now {variant.describe()}"
-        for (dtype, config), variant in after.items()
-        if _deciding(variant) != _deciding(before[dtype, config])
-    ]
-    return "; ".join(changed)
-
-
-def _deciding(variant: Evidence) -> tuple[object, ...]:
-    return variant.tier, variant.instruction, variant.spills > 0, bool(variant.error)
 
 
 def _selected(

@@ -21,6 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hal_kernels.aot.catalogue import find_kernel
+from hal_kernels.aot.compiler_process import (
+    MachineFailureError,
+    leave_for_machine_failure,
+    machine_failure,
+)
 from hal_kernels.aot.evidence import Evidence, tier_of
 from hal_kernels.aot.machine_code import MachineCode, has_frame, read_amd, read_nvidia
 from hal_kernels.aot.targets import Target, find_target
@@ -31,7 +36,10 @@ _TOOL_DEADLINE_S = 120
 
 
 def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target) -> Evidence:
-    """Compiles one variant and reads its machine code; a compiler's refusal is evidence too."""
+    """Compiles one variant and reads its machine code; a compiler's refusal is evidence too.
+
+    Raises MachineFailureError where it is not the compiler that refused.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -47,9 +55,14 @@ def compile_variant(kernel: TritonKernel, variant: KernelVariant, target: Target
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
     try:
         compiled = triton.compile(source, target=gpu, options=options)
-    except Exception as error:  # noqa: BLE001 - the compiler's refusal, of any class, is the result
+    except Exception as error:
+        if failure := machine_failure(error):
+            raise MachineFailureError(failure) from error
         return _failed(variant, target, error)
-    code = read_compiled(compiled, target)
+    try:
+        code = read_compiled(compiled, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MachineFailureError(machine_failure(error)) from error
     return Evidence(
         target=target.arch,
         dtype=variant.dtype,
@@ -143,7 +156,10 @@ def main() -> None:
         chosen = [v for v in kernel.variants(target) if only in ("", v.config)]
         for variant in chosen[int(first) :]:
             taken.clear()
-            found = compile_variant(kernel, variant, target)
+            try:
+                found = compile_variant(kernel, variant, target)
+            except MachineFailureError as failure:
+                leave_for_machine_failure(failure)
             line = {"evidence": asdict(found), "seconds": sum(taken) if taken else None}
             channel.write(json.dumps(line) + "\n")
             channel.flush()

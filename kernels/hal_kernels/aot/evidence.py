@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,15 @@ STORE = Path(__file__).resolve().parent.parent / "evidence"
 _ORDINARY = re.compile(
     r"mma_async\.|\.sync|\.aligned|\.row\.col|\.cta_group::1|kind::|\.block_scale|\.scale_vec::\dX"
     r"|\.f32(?=\.|$)|^v_|f32_(?=\d)"
+)
+_COUNTS = (
+    "instruction_count",
+    "registers",
+    "spills",
+    "shared_bytes",
+    "num_warps",
+    "widest_load_bytes",
+    "code_bytes",
 )
 _TWICE = re.compile(r"([._])([a-z]+[0-9a-z]*)\1\2(?=$|\.ue)")  # both operands have the dtype
 
@@ -130,11 +139,22 @@ def evidence_path(kernel: str, target: str, store: Path = STORE) -> Path:
 
 
 def write_evidence(found: KernelEvidence, store: Path = STORE) -> Path:
-    """Writes one file; its form is stable, so that a change is a readable diff."""
+    """Writes one file; its form is stable, so that a change is a readable diff.
+
+    Raises PlanError where it cannot be written.
+    """
     path = evidence_path(found.kernel, found.target, store)
-    path.parent.mkdir(parents=True, exist_ok=True)
     document = {"schema": SCHEMA, **asdict(found)}
-    write_user_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_user_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    except OSError as error:
+        raise PlanError(
+            f"evidence {path.name} of {found.target}",
+            "a place that can be written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            "check without --update, or update where the sources are your own: pip install -e",
+        ) from error
     return path
 
 
@@ -145,13 +165,15 @@ def read_evidence(kernel: str, target: str, store: Path = STORE) -> KernelEviden
     if not path.exists():
         return None
     try:
-        return _parse(json.loads(read_regular_text(path)))
+        found = _parse(json.loads(read_regular_text(path)))
+        _require_sound(found, kernel, target)
+        return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(
             f"kernel evidence {path.name} of {target}",
             f"a document of schema {SCHEMA}",
             f"{type(error).__name__}: {error}",
-            "make it anew: hal kernels check --update",
+            f"make it anew: hal kernels check --kernel {kernel} --target {target} --update",
         ) from error
 
 
@@ -160,6 +182,38 @@ def _parse(document: Mapping[str, Any]) -> KernelEvidence:
         raise ValueError(f"schema {document['schema']!r}")
     fields = {k: v for k, v in document.items() if k != "schema"}
     return from_document(KernelEvidence, fields)
+
+
+def _require_sound(found: KernelEvidence, kernel: str, target: str) -> None:
+    """Raises ValueError for evidence of another kernel or target than its place says, and for
+    numbers that no reading of machine code makes."""
+    if (found.kernel, found.target) != (kernel, target):
+        raise ValueError(f"it is of {found.kernel} on {found.target}")
+    if not found.variants:
+        raise ValueError("it has no variants")
+    seen: set[tuple[str, str]] = set()
+    for variant in found.variants:
+        name = f"variant {variant.dtype} {variant.config}".rstrip()
+        if problem := _unsound(variant, target, seen):
+            raise ValueError(f"{name}: {problem}")
+        seen.add((variant.dtype, variant.config))
+
+
+def _unsound(variant: Evidence, target: str, seen: Collection[tuple[str, str]]) -> str:
+    if variant.target != target:
+        return f"it is of {variant.target}"
+    if (variant.dtype, variant.config) in seen:
+        return "it is there twice"
+    negative = [name for name in _COUNTS if getattr(variant, name) < 0]
+    if negative:
+        return f"{negative[0]} is {getattr(variant, negative[0])}"
+    if (variant.tier == "error") != bool(variant.error):
+        return f"tier {variant.tier} and error {variant.error!r}"
+    if (variant.tier == "native" and variant.spills) or (
+        variant.tier == "spilled" and not variant.spills
+    ):
+        return f"tier {variant.tier} and {variant.spills} spills"
+    return ""
 
 
 def stored_evidence(store: Path = STORE) -> Iterator[KernelEvidence]:

@@ -17,6 +17,7 @@ from hal_kernels.aot.evidence import (
 from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.narrow_loads import explain_narrow_load
 from hal_kernels.aot.occupancy import occupancy_of_evidence
+from hal_kernels.aot.source_state import outdated
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.triton_versions import reference_variant
 from hal_kernels.aot.variant import TritonKernel
@@ -54,7 +55,10 @@ def print_overview(
     rows = []
     for kernel in kernels:
         archs: dict[str, list[str]] = {}
+        old = []
         for found in stored([kernel], targets, store):
+            if outdated(found):
+                old.append(found.target)
             tiers = {variant.tier for variant in found.variants}
             whole = [f"all {tiers.pop()}", *_spilling(found)] if len(tiers) == 1 else []
             text = ", ".join(whole) or summary(found)
@@ -64,6 +68,9 @@ def print_overview(
         if len(archs) == 1:
             ((text, names),) = sorted_archs
             told = f"{text} on {'all' if len(names) == len(targets) else ''} {len(names)} targets"
+        if old:
+            where = "" if len(old) == len(targets) else f" ({' '.join(old)})"
+            told += f"; the source is another one now{where}"
         rows.append((kernel.name, " ".join(told.split()) or "no evidence"))
     print_table(("kernel", "what its machine code proves"), rows, whole=("kernel",))
     print_text(
@@ -76,7 +83,15 @@ def print_evidence(
 ) -> None:
     """A table per kernel and target, a row per variant, then why some are not native or load less
     than 16 bytes at a time. load: bytes of the widest; warps: resident on a multiprocessor, with
-    their share of the most that it holds; s: seconds that it took to compile on this machine."""
+    their share of the most that it holds; s: seconds that it took to compile on this machine.
+    Where there is no evidence it says why."""
+    for kernel in kernels:
+        for target in targets:
+            if not kernel.variants(target):
+                print_text(f"{kernel.name} on {target.arch}: not meant for this architecture")
+            elif read_evidence(kernel.name, target.arch, store) is None:
+                named = f"hal kernels check --kernel {kernel.name} --target {target.arch} --update"
+                print_text(f"{kernel.name} on {target.arch}: no evidence is stored ({named})")
     for found in stored(kernels, targets, store):
         seconds = load_compile_times(
             found.kernel, found.target, source=found.source_hash, triton=found.triton
@@ -101,8 +116,9 @@ def print_evidence(
             title=f"{found.kernel} on {found.target}",
             whole=("tier", "regs", "spills", "KiB", "load", "warps", "s"),
         )
-        for line in reasons(found):
-            print_text(line)
+        for line in (outdated(found), *reasons(found)):
+            if line:
+                print_text(line)
 
 
 def reasons(found: KernelEvidence) -> list[str]:

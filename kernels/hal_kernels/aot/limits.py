@@ -10,6 +10,7 @@ from typing import Any
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
+from hal_kernels.aot.source_state import outdated
 from hal_kernels.aot.triton_versions import REFERENCE, evidence_for
 
 _NATIVE: tuple[EvidenceTier, ...] = ("native",)
@@ -55,8 +56,11 @@ def evidence_of(kernel: str, device: DeviceSpec, dtype: str, config: str = "") -
 
 
 def evidence_caveat(kernel: str, device: DeviceSpec) -> str:
-    """Why stored machine code need not be what the installed Triton makes; "" where it is."""
-    return evidence_for(kernel, device.arch, device.software.get("triton", "")).caveat
+    """Why stored machine code need not be what the installed Triton makes of the source that is
+    here; "" where it is."""
+    found = evidence_for(kernel, device.arch, device.software.get("triton", ""))
+    old = "" if found.evidence is None else outdated(found.evidence)
+    return "; ".join(filter(None, (found.caveat, old)))
 
 
 def evidence_reasons(

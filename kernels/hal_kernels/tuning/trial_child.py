@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.compile_child import compile_variant
+from hal_kernels.aot.compiler_process import MachineFailureError, leave_for_machine_failure
 from hal_kernels.aot.targets import find_target
 from hal_kernels.tuning.shapes import parse_shape
 from hal_kernels.tuning.tunable_kernels import find_tunable
@@ -29,7 +30,10 @@ def main() -> None:
     )
     variants = kernel.variants(target)
     variant = tunable.variant(variants, target, shape, json.loads(configuration))
-    found = compile_variant(kernel, variant, target)
+    try:
+        found = compile_variant(kernel, variant, target)
+    except MachineFailureError as failure:
+        leave_for_machine_failure(failure)
     with os.fdopen(int(descriptor), "w", encoding="utf-8") as channel:
         channel.write(json.dumps(asdict(found)) + "\n")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 
-from hal.processes import ProcessEnd, run_bounded
+from hal_kernels.aot.compiler_process import run_compiler
 from hal_kernels.aot.evidence import Evidence
 from hal_kernels.aot.targets import Target
 from hal_kernels.tuning.configuration_files import Trial
@@ -20,31 +18,20 @@ _MAX_ERROR = 300
 def compile_trial(
     kernel: str, target: Target, shape: ShapeClass, configuration: Mapping[str, int]
 ) -> Trial:
-    """What the machine code of a configuration is; a compiler's refusal is a trial too."""
-    outcome = run_bounded(
-        [
-            sys.executable,
-            "-m",
-            "hal_kernels.tuning.trial_child",
-            kernel,
-            target.arch,
-            str(shape),
-            json.dumps(dict(configuration)),
-            "{result_fd}",
-        ],
+    """What the machine code of a configuration is; a compiler's refusal is a trial too.
+
+    Raises KernelSourceError for an exception of our own sources, KernelCompilerError where this
+    machine failed: neither says anything about the configuration, nor is it kept.
+    """
+    run = run_compiler(
+        "hal_kernels.tuning.trial_child",
+        (kernel, target.arch, str(shape), json.dumps(dict(configuration))),
+        what=f"{kernel} for {target.arch}",
         deadline_s=DEADLINE_S,
-        environment={
-            **{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-            "TRITON_DEFAULT_FP_FUSION": "1",
-        },
-        result_limit_bytes=1 << 20,
-        is_contained=True,
     )
-    lines = outcome.result.splitlines()
-    if outcome.end is ProcessEnd.EXITED and outcome.exit_code == 0 and lines:
-        return trial_of(Evidence(**json.loads(lines[0])), configuration)
-    tail = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    why = f"the compiler ended: {outcome.describe()} {' '.join(tail)}".strip()
+    if run.lines and not run.refusal:
+        return trial_of(Evidence(**json.loads(run.lines[0])), configuration)
+    why = run.refusal or f"no end after {DEADLINE_S:.0f} s"
     return Trial(configuration=dict(configuration), tier="error", error=why[:_MAX_ERROR])
 
 

@@ -265,6 +265,17 @@ def test_the_script_runs_what_is_asked_for_and_keeps_it(tmp_path: Path) -> None:
     assert any(error != found["cases"][1]["error"] for error in others)
 
 
+def test_what_cannot_be_meant_is_refused_before_the_work(tmp_path: Path) -> None:
+    ended = run_script("--dry-run", "--only", "rms nrom")
+    assert ended.returncode == 2
+    assert "found 'rms nrom'" in ended.stderr
+    for place in (tmp_path, tmp_path / "nowhere" / "found.json"):
+        ended = run_script("--dry-run", "--only", "rms norm", "--json", str(place))
+        assert ended.returncode == 2
+        assert str(place) in ended.stderr
+        assert "right" not in ended.stdout
+
+
 def test_the_script_ends_with_what_it_has(tmp_path: Path) -> None:
     kept = tmp_path / "found.json"
     ended = run_script("--dry-run", "--seconds", "0", "--only", "rms norm", "--json", str(kept))

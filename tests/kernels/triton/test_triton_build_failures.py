@@ -28,6 +28,7 @@ from hal.plugins.manager import load_backends
 from hal.waivers import WaiverBook, load_waivers
 from hal_backends.gpu import build_failures, triton_kernels
 from hal_backends.gpu.build_failures import naming_failures
+from hal_engine.api import GenerationRequest, SamplingParams
 from hal_engine.building import build_rank
 from hal_engine.options import EngineOptions
 from hal_engine.planning import PlannedModel, plan_model
@@ -73,11 +74,20 @@ class WorkingRegistry(InterpretedRegistry):
         return SimpleNamespace(free_memory_bytes=lambda: 1 << 30)
 
 
-def broken(candidate: KernelCandidate) -> KernelCandidate:
+def broken(candidate: KernelCandidate, *, beyond: int = 0) -> KernelCandidate:
+    """The candidate, whose kernel does not compile for more than so many rows."""
+
     def load() -> Any:
+        bind_working = candidate.load()
+
         def bind(request: Any, **static: Any) -> Any:
-            device = interpreted_device()
-            return naming_failures(compile_for_hopper, candidate.name, request, device)
+            working = bind_working(request, **static)
+
+            def call(*args: Any) -> Any:
+                is_too_much = args[0].shape[0] > beyond
+                return compile_for_hopper(*args) if is_too_much else working(*args)
+
+            return naming_failures(call, candidate.name, request, interpreted_device())
 
         return bind
 
@@ -140,6 +150,42 @@ def test_the_reference_serves_instead_by_waiver_only(folder: Path, tmp_path: Pat
         asyncio.run(engine.close())
     assert chosen["final_norm"] == "reference.norm.rms"
     assert chosen["lm_head"] == "test.gemm.triton"
+
+
+class LongPromptsRegistry(WorkingRegistry):
+    """Of which one kernel compiles for few rows only."""
+
+    def candidates(self, op: str, device: DeviceSpec) -> Sequence[KernelCandidate]:
+        return [
+            broken(c, beyond=85) if c.name == NORM else c for c in super().candidates(op, device)
+        ]
+
+
+def test_a_kernel_that_fails_for_many_rows_only_is_found_before_the_server_is_ready(
+    folder: Path, tmp_path: Path
+) -> None:
+    registry: Any = LongPromptsRegistry()
+    with pytest.raises(PlanError, match="_too_much_kernel for sm_90") as raised:
+        start_engine(planned(folder), registry)
+    path = tmp_path / "waivers.toml"
+    path.write_text(waivers_of(str(raised.value)), encoding="utf-8")
+    engine = start_engine(planned(folder, load_waivers(path)), registry, waivers=path)
+    try:
+        chosen = {op["site"]: op["choice"] for op in engine.plan_json()["ops"]}
+        long = GenerationRequest(
+            request_id="a",
+            prompt_token_ids=tuple(range(90)),
+            sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+        )
+        events = asyncio.run(_all_of(engine, long))
+    finally:
+        asyncio.run(engine.close())
+    assert chosen["final_norm"] == "reference.norm.rms"
+    assert len(events) == 2
+
+
+async def _all_of(engine: Any, request: GenerationRequest) -> list[Any]:
+    return [event async for event in engine.generate(request)]
 
 
 def test_a_waiver_for_kernels_that_do_compile_is_an_error(folder: Path, tmp_path: Path) -> None:
