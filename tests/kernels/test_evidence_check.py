@@ -72,6 +72,21 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+def test_a_block_that_no_multiprocessor_holds_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = evidence().variants
+    variants = (dataclasses.replace(first, shared_bytes=224 << 10), *others)
+    found = dataclasses.replace(evidence(), variants=variants)
+    monkeypatch.setattr(compiling, "compile_kernel", lambda *_, **__: found)
+    for update in (True, False):
+        assert "no block fits, by shared memory: 224 KiB" in check(tmp_path, update=update)
+    capsys.readouterr()
+    read_evidence.cache_clear()
+    print_evidence([find_kernel(KERNEL)], [find_target(ARCH)], tmp_path)
+    assert "no block fits" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_what_no_machine_code_says_is_refused_and_can_be_made_anew(

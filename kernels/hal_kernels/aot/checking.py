@@ -15,7 +15,7 @@ from hal_kernels.aot.evidence import (
     read_evidence,
     write_evidence,
 )
-from hal_kernels.aot.evidence_tables import reasons, summary
+from hal_kernels.aot.evidence_tables import reasons, summary, too_large
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import TritonKernel
 
@@ -23,8 +23,8 @@ from hal_kernels.aot.variant import TritonKernel
 def check_kernel(
     kernel: TritonKernel, target: Target, store: Path, *, update: bool, changed: bool
 ) -> str:
-    """What differs from what is stored, with the kernel and the target; "" if nothing does, or if
-    it was stored now.
+    """What differs from what is stored, and which variants no multiprocessor can hold, with the
+    kernel and the target; "" if there is nothing of either. What was stored now does not differ.
 
     update: store what was found, in place of a damaged file too. changed: only if the source did.
     Raises PlanError for a damaged file (without update) and for a folder that cannot be written,
@@ -46,13 +46,13 @@ def check_kernel(
     for line in reasons(found):
         print_text(f"  {line}")
     _keep_times(found, seconds)
+    problems = too_large(found)
     if update:
         write_evidence(found, store)
-        return ""
-    difference = differences(stored, found)
-    if difference:
+    elif difference := differences(stored, found):
         print_text(f"  differs: {difference}")
-    return f"{kernel.name} on {target.arch}: {difference}" if difference else ""
+        problems.append(difference)
+    return f"{kernel.name} on {target.arch}: {'; '.join(problems)}" if problems else ""
 
 
 def _stored(

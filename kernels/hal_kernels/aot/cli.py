@@ -120,7 +120,7 @@ def check_kernels(
     """Compile the kernels for their targets, without a device, and compare with what is stored of
     the Triton that is installed.
 
-    Exit code 1 if something differs, unless --update stores it.
+    Exit code 1 if something differs, unless --update stores it, or if a block fits nowhere.
     """
     kernels, targets = _selected(kernel, target)
     store = store_of(triton_version())
@@ -136,7 +136,7 @@ def check_kernels(
     if differing:
         raise KernelEvidenceError(
             "hal kernels check",
-            "machine code as the stored evidence says",
+            "machine code as the stored evidence says, of which a multiprocessor holds a block",
             "\n    ".join(differing),
             "look at the difference, then store it: hal kernels check --update",
         )

@@ -43,6 +43,20 @@ def summary(found: KernelEvidence) -> str:
     return ", ".join([*parts, *_spilling(found)])
 
 
+def too_large(found: KernelEvidence) -> list[str]:
+    """Variants of which no multiprocessor holds a block, with what is too much of them."""
+    lines = []
+    for variant in found.variants:
+        held = occupancy_of_evidence(variant)
+        if held is not None and not held.blocks:
+            name = f"{variant.dtype} {variant.config}".strip()
+            lines.append(
+                f"{name}: no block fits, by {held.limited_by}: {variant.shared_bytes / 1024:.0f} "
+                f"KiB shared, {variant.registers} registers of {variant.num_warps} warps"
+            )
+    return lines
+
+
 def _spilling(found: KernelEvidence) -> list[str]:
     spilling = sum(variant.spills > 0 and variant.tier != "spilled" for variant in found.variants)
     return [f"{spilling} of them spill"] if spilling else []
@@ -122,8 +136,9 @@ def print_evidence(
 
 
 def reasons(found: KernelEvidence) -> list[str]:
-    """Why variants are not native, or load less than 16 bytes at a time, each reason once."""
-    lines: dict[str, None] = {}
+    """Why variants are not native, load less than 16 bytes at a time, or fit no multiprocessor,
+    each reason once."""
+    lines: dict[str, None] = dict.fromkeys(too_large(found))
     for variant in found.variants:
         reference = reference_variant(found, variant)
         for text in (
