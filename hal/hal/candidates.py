@@ -54,7 +54,8 @@ class KernelUse:
 
     kernel: its name in the catalogue of its package. config: the name of its variant. code: what
     its machine code proves, as text: "native: 64× mma.sync e4m3, 0 spills, 99 KiB"; "" if nobody
-    looked. caveat: why `code` need not be what runs (another compiler is installed), "" if it is.
+    looked. explanation: why that is not what the hardware is best at; "" where it is. caveat: why
+    `code` need not be what runs (another compiler is installed), "" if it is.
     configuration: the constants it is launched with, as text. basis: what they rest on:
     "measured" or "modelled" for this device, "default" of the kernel where neither is kept, "fixed"
     where there is nothing to choose. shape: the class that a configuration is kept for, "" if none.
@@ -73,6 +74,7 @@ class KernelUse:
     loss: float | None = None
     note: str = ""
     workspace_bytes: int = 0
+    explanation: str = ""
 
 
 def _nothing_to_note(request: Any) -> Sequence[SemanticNote]:

@@ -22,6 +22,7 @@ def decided_notes(ops: Sequence[PlannedOp]) -> list[str]:
         *_workspace_notes(ops),
         *_whole_context_notes(ops),
         *_untuned_notes(ops),
+        *_explanation_notes(ops),
         *_caveat_notes(ops),
     ]
 
@@ -49,6 +50,19 @@ def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
     return [
         f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
         for text, chosen in names.items()
+    ]
+
+
+def _explanation_notes(ops: Sequence[PlannedOp]) -> list[str]:
+    """Chosen implementations whose machine code is not what the hardware is best at, with why."""
+    names: dict[str, set[str]] = {}
+    for op in ops:
+        for use in planned_uses(op):
+            if use.explanation:
+                names.setdefault(use.explanation, set()).add(f"{op.choice.name} ({use.kernel})")
+    return [
+        f"machine code of {', '.join(sorted(chosen))} is not native: {why}"
+        for why, chosen in names.items()
     ]
 
 

@@ -121,6 +121,7 @@ class PlannedOp:
             "better": lost.better,
             "better_tier": lost.better_tier.label,
             "unlock": list(unlocks_of(lost.reasons)),
+            "why": lost.describe(self.choice),
         }
 
 

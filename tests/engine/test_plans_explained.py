@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from absent_plans import plan, profile
+from hal.kernel_uses import planned_uses
 from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.quantize import QuantizeRequest
@@ -75,6 +76,10 @@ def test_every_op_is_native_or_says_what_better_ones_lack(model: str, device: st
     assert not [v.site for v in found.violations if v.unserved is not None]
     problems = [problem for op in found.ops for problem in unexplained(op)]
     assert not problems, "\n".join(problems)
+    for use in (use for op in found.ops for use in planned_uses(op)):
+        if use.code and not use.code.startswith("native"):
+            assert "nobody has explained" not in use.explanation
+            assert any(use.explanation and use.explanation in note for note in found.notes)
     assert found.memory is not None
     if found.memory.weight_bytes > found.memory.memory_bytes:
         assert found.memory.kv_tokens == 0

@@ -87,6 +87,7 @@ def test_a_report_has_as_data_what_a_strict_plan_raises(
             "install: more",
             "write the kernel: missing limit less (it takes more)",
         ],
+        "why": plan.violations[0].text,
     }
 
 

@@ -12,6 +12,7 @@ from hal.candidates import KernelUse
 from hal.device import DeviceSpec
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import Evidence
+from hal_kernels.aot.explanations import explain
 from hal_kernels.aot.limits import (
     EvidenceQuery,
     evidence_asked,
@@ -71,6 +72,7 @@ def _fixed(query: EvidenceQuery, stored: Evidence | None, device: DeviceSpec) ->
         config=_variant(query),
         code="" if stored is None else stored.brief(),
         caveat="" if stored is None else evidence_caveat(query.kernel, device),
+        explanation=_explained(query, stored),
         note="" if stored is not None else "no machine code for this architecture is stored",
     )
 
@@ -95,6 +97,7 @@ def _tuned_or_default(
             shape=str(shape),
             loss=round(kept.loss, 3),
             note=f"{kept.trial.us:,.1f} µs, {kept.basis} {kept.made}{_of_rates(found)}",
+            explanation=_explained(query, _evidence_of_trial(kept.trial, query, target)),
         )
     found = estimate_default(tunable, shape, target, stored, device)
     configuration = tunable.default(target, shape).configuration
@@ -110,11 +113,28 @@ def _tuned_or_default(
         config=_variant(query),
         code="" if stored is None else stored.brief(),
         caveat="" if stored is None else evidence_caveat(query.kernel, device),
+        explanation=_explained(query, stored),
         configuration=configuration_name(configuration),
         basis="default",
         shape=str(shape),
         loss=loss,
         note=note,
+    )
+
+
+def _explained(query: EvidenceQuery, found: Evidence | None) -> str:
+    """Why machine code is not native; "" where it is, or where none is stored."""
+    return "" if found is None else explain(query.kernel, found) or ""
+
+
+def _evidence_of_trial(trial: Trial, query: EvidenceQuery, target: Target) -> Evidence:
+    return Evidence(
+        target=target.arch,
+        dtype=query.dtype,
+        config=query.config,
+        tier=trial.tier,
+        spills=trial.spills,
+        error=trial.error,
     )
 
 
