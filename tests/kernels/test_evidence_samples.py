@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,9 @@ from hal_kernels.aot.targets import find_target
 from hal_kernels.aot.triton_versions import store_of
 from hal_kernels.tuning.store import triton_version
 
-SEEDS = fresh_seeds(2, "evidence")  # of each back end; a drawn one takes 3 to 15 s
+# Of each back end; a drawn one takes 3 to 15 s.
+SEEDS = fresh_seeds(2, "evidence")
+SEEDS_OF_CHANGES = fresh_seeds(4, "changed evidence")
 
 
 def drawn(backend: str, seed: int) -> KernelEvidence:
@@ -83,7 +86,7 @@ def test_a_variant_that_is_drawn_compiles_to_what_is_stored(backend: str, seed: 
     check_compiles_so(drawn(backend, seed))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS_OF_CHANGES)
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_variant_that_a_change_touches_compiles_to_what_is_stored(
     backend: str, seed: int
@@ -150,9 +153,10 @@ class Repository:
             self.write(*self.variants)
             self.commit()
 
-    def git(self, *arguments: str) -> None:
+    def git(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         who = ("-c", "user.name=tests", "-c", "user.email=tests@localhost")
-        subprocess.run(["git", "-C", str(self.root), *who, *arguments], check=True, timeout=60)
+        command = ["git", "-C", str(self.root), *who, *arguments]
+        subprocess.run(command, check=True, timeout=60, env=environment)
 
     def write(self, *variants: Evidence) -> Path:
         found = KernelEvidence(
@@ -161,9 +165,11 @@ class Repository:
         )  # fmt: skip
         return write_evidence(found, self.store)
 
-    def commit(self) -> None:
+    def commit(self, at: str = "2026-03-04T12:00:00Z") -> None:
         self.git("add", "--all")
-        self.git("commit", "--quiet", "--no-gpg-sign", "--message", "A change")
+        dated = {**os.environ, "GIT_COMMITTER_DATE": at, "GIT_AUTHOR_DATE": at}
+        command = ("commit", "--quiet", "--no-gpg-sign", "--message", "A change")
+        self.git(*command, environment=dated)
 
     def changed(self) -> list[str]:
         from hal_kernels.aot.evidence import read_evidence
@@ -187,6 +193,19 @@ def test_an_edited_variant_is_what_a_change_touches(repository: Repository) -> N
     assert repository.changed() == ["float16"]  # in the last commit
     (repository.root / "other.txt").write_text("three")
     repository.commit()
+    assert repository.changed() == []
+
+
+def test_all_of_a_day_is_compared_on_the_main_branch(repository: Repository) -> None:
+    first, second = repository.variants
+    repository.write(dataclasses.replace(first, registers=7), second)
+    repository.commit("2026-03-06T09:00:00Z")
+    for hour in ("10", "11"):
+        (repository.root / "other.txt").write_text(hour)
+        repository.commit(f"2026-03-06T{hour}:00:00Z")
+    assert repository.changed() == ["bfloat16"]
+    (repository.root / "other.txt").write_text("later")
+    repository.commit("2026-03-07T12:00:00Z")
     assert repository.changed() == []
 
 

@@ -1,7 +1,8 @@
 """Which stored machine code a change touches, as git has it: that is what is compiled anew.
 
 The change is what lies between the working tree and the commit where a branch left the main one; on
-the main branch, between the working tree and the commit before the last.
+the main branch, between the working tree and the last commit that was a day old when the newest was
+made: work lands in many commits. Where all of them are younger, it is the commit before the last.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hal.plugins.validation import from_document
 from hal_kernels.aot.evidence import Evidence, KernelEvidence, evidence_path, stored_evidence
 from hal_kernels.aot.variant import TritonKernel
 
+_DAY_S = 24 * 3600
 _MAIN = ("origin/HEAD", "origin/main", "main", "origin/master", "master")
 
 
@@ -58,7 +60,9 @@ class Change:
                 continue
             if base != head:
                 return base
-        return self._git("rev-parse", "--verify", "HEAD~1").strip()
+        newest = int(self._git("show", "--no-patch", "--format=%ct", "HEAD"))
+        earlier = self._git("rev-list", "--max-count=1", f"--before={newest - _DAY_S}", "HEAD")
+        return earlier.strip() or self._git("rev-parse", "--verify", "HEAD~1").strip()
 
     def evidence(
         self, kernels: Mapping[str, TritonKernel], store: Path
