@@ -201,6 +201,9 @@ def test_the_list_is_of_the_version_that_is_asked_for(older: Path, tmp_path: Pat
         (kernel,) = json.loads(path.read_text())["kernels"]
         tiers[version] = {cell["tier"] for cell in kernel["evidence"]}
     assert tiers == {"3.9": {"native"}, "3.6.0": {"spilled"}}
+    for version in ("abc", "3.8", ""):
+        with pytest.raises(UsageError, match="name one of them"):
+            cli.list_kernels([KERNEL], [ARCH], path, version)
 
 
 @pytest.mark.parametrize("version", sorted(set(STORES) - {REFERENCE}))

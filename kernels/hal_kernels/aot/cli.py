@@ -23,7 +23,13 @@ from hal_kernels.aot.narrow_loads import explain_narrow_load
 from hal_kernels.aot.occupancy import occupancy_of_evidence
 from hal_kernels.aot.source_state import outdated
 from hal_kernels.aot.targets import TARGETS, Target, find_target
-from hal_kernels.aot.triton_versions import REFERENCE, reference_variant, store_of
+from hal_kernels.aot.triton_versions import (
+    REFERENCE,
+    STORES,
+    minor_version,
+    reference_variant,
+    store_of,
+)
 from hal_kernels.aot.variant import TritonKernel
 from hal_kernels.tuning.cli import tune_kernels
 from hal_kernels.tuning.store import triton_version
@@ -60,7 +66,7 @@ def list_kernels(
     """Every kernel with what its machine code proves, target by target. With --kernel or --target
     each variant: tier, instruction, registers, spills, shared memory."""
     kernels, targets = _selected(kernel, target)
-    store = store_of(triton)
+    store = _store_named(triton)
     if json_ is not None:
         _write_json(kernels_document(kernels, targets, store), json_)
     elif kernel or target:
@@ -140,6 +146,17 @@ def check_kernels(
             "\n    ".join(differing),
             "look at the difference, then store it: hal kernels check --update",
         )
+
+
+def _store_named(version: str) -> Path:
+    if minor_version(version) not in STORES:
+        raise UsageError(
+            "option --triton",
+            f"a version that evidence is kept of: {', '.join(STORES)}",
+            repr(version),
+            "name one of them",
+        )
+    return store_of(version)
 
 
 def _selected(
