@@ -128,10 +128,7 @@ _DECODE = Problem(
     ),
     formula="sequences x (640 rows x (584 B + an index) once per tile of heads + queries + "
     "results); of ours the sums of a split, written and read",
-    skips={
-        "sm_80": "the peer reads e4m3, which is not there",
-        "gfx1100": "the peer converts e4m3 value by value, and compiles for more than ten minutes",
-    },
+    skips={"sm_80": "the peer reads e4m3, which is not there"},
     peers=(_CUDA, _ROCM),
 )
 
