@@ -23,8 +23,6 @@ MAKERS = [
 NOT_JUDGED: Mapping[str, str] = {
     "quantize.groups": "rounds rows before an FP8 product; judged as the op that it is by itself",
     "quantize.codes": "as quantize.groups, where Triton does not convert to FP8",
-    "gemm.stream_k": "chosen at a call, by the model of waves, where its code is native",
-    "gemm.stream_k_fix_up": "with gemm.stream_k",
 }
 
 

@@ -7,7 +7,8 @@ prompt its queries are the last of one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hal.device import DeviceSpec
@@ -34,13 +35,14 @@ from hal_kernels.tuning.key_tiles import (
 )
 from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
 from hal_kernels.tuning.shapes import ShapeClass, shape_class
-from hal_kernels.tuning.tunable import Call, TunableKernel
+from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 
 _MODULE = "hal_kernels.compressed_attention.triton"
 _SIZES = ("entries", "head_dim", "heads", "ratio", "window")
 _PAGE = 64
+_ALONE = "window"  # without entries
 _ENDINGS = tuple(
-    f"{form}-{phase}" for form in ("dense", "sparse") for phase in ("decode", "prefill")
+    f"{form}-{phase}" for form in ("dense", "sparse", _ALONE) for phase in ("decode", "prefill")
 )
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 _PAGED, _V41 = "compressed_attention.paged", "compressed_attention.v41"
@@ -49,17 +51,21 @@ _PAGED, _V41 = "compressed_attention.paged", "compressed_attention.v41"
 def shape_of(
     request: CompressedAttentionRequest, device: DeviceSpec
 ) -> tuple[str, ShapeClass] | None:
-    """Kernel and class of a request at the most tokens of its range; None for the window alone,
-    which has nothing of its own to choose, and for float16, whose tiles are not to be chosen."""
-    if not request.compress_ratio or request.dtype != "bfloat16":
+    """Kernel and class of a request at the most tokens of its range; None for float16, whose tiles
+    are not to be chosen. The window alone has a class without entries: one of one token each stands
+    for none, as a class has no size of 0."""
+    if request.dtype != "bfloat16":
         return None
-    main, form = request.main_format, "sparse" if request.top_k else "dense"
+    is_alone = not request.compress_ratio
+    main = request.window_format if is_alone else request.main_format
+    form = _ALONE if is_alone else "sparse" if request.top_k else "dense"
     phase = "decode" if request.phase == "decode" else "prefill"
+    ratio = request.compress_ratio or 1
     sizes = {
-        "entries": request.top_k or max(1, KEYS // request.compress_ratio),
+        "entries": 1 if is_alone else request.top_k or max(1, KEYS // ratio),
         "head_dim": request.head_dim,
         "heads": request.num_heads,
-        "ratio": request.compress_ratio,
+        "ratio": ratio,
         "window": request.window,
     }
     kernel = _V41 if request.window_format == "v41_528" else _PAGED
@@ -67,10 +73,21 @@ def shape_of(
     return kernel, shape
 
 
-def _parts(shape: ShapeClass) -> tuple[str, bool, str]:
-    """(format of the entries, whether lists, phase) of a form."""
+def _parts(shape: ShapeClass) -> tuple[str, str, str]:
+    """(format of the entries, or of the window alone, "dense", "sparse" or "window", phase)."""
     main, form, phase = shape.form.split("-")
-    return main, form == "sparse", phase
+    return main, form, phase
+
+
+def _default(kernel: TritonKernel) -> Callable[[Target, ShapeClass], Default]:
+    """The window alone is launched as a part of the form without lists."""
+    of_form = default_of(kernel)
+
+    def default(target: Target, shape: ShapeClass) -> Default:
+        form = shape.form.replace(f"-{_ALONE}-", "-dense-")
+        return of_form(target, dataclasses.replace(shape, form=form))
+
+    return default
 
 
 def _window_format(main: str) -> str:
@@ -82,10 +99,10 @@ def _space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
 
 
 def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
-    n, (main, _, phase) = configuration["BLOCK_N"], _parts(shape)
-    entries, window = shape.size("entries"), shape.size("window")
+    n, (main, form, phase) = configuration["BLOCK_N"], _parts(shape)
+    entries, window = 0 if form == _ALONE else shape.size("entries"), shape.size("window")
     heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase == "decode"
-    splits = -(-entries // SPLIT_ENTRIES) if is_decode else 1
+    splits = max(1, -(-entries // SPLIT_ENTRIES)) if is_decode else 1
     programs = shape.rows * splits * -(-heads // HEADS_TOGETHER)
     of_entries = -(-(min(entries, SPLIT_ENTRIES) if is_decode else entries) // n)
     steps = -(-window // n) + of_entries  # of the first split, which has the window as well
@@ -110,7 +127,8 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
 def _call(shape: ShapeClass, device: Any) -> Call:
     import torch
 
-    main, is_sparse, phase = _parts(shape)
+    main, form, phase = _parts(shape)
+    is_sparse, is_alone = form == "sparse", form == _ALONE
     main_format: Any = main
     window_format: Any = _window_format(main)
     heads, dim, ratio = (shape.size(name) for name in ("heads", "head_dim", "ratio"))
@@ -119,7 +137,7 @@ def _call(shape: ShapeClass, device: Any) -> Call:
     request = CompressedAttentionRequest(
         phase="decode" if phase == "decode" else "prefill", num_heads=heads, head_dim=dim,
         rope_dim=min(64, dim), window=window, top_k=entries if is_sparse else 0,
-        compress_ratio=ratio, has_sinks=True, window_format=window_format,
+        compress_ratio=0 if is_alone else ratio, has_sinks=True, window_format=window_format,
         main_format=main_format, block_size=_PAGE, dtype=shape.dtype,
         tokens=TokenRange(1, shape.rows),
     )  # fmt: skip
@@ -131,13 +149,14 @@ def _call(shape: ShapeClass, device: Any) -> Call:
     plain = metadata(tables[0], context, queries)
     meta = CompressedAttentionMetadata(
         query_start_loc=plain.query_start_loc, seq_lens=plain.seq_lens,
-        window_block_table=tables[0], main_block_table=tables[1],
+        window_block_table=tables[0], main_block_table=None if is_alone else tables[1],
         max_query_len=plain.max_query_len, max_seq_len=plain.max_seq_len,
     )  # fmt: skip
     q = torch.randn(shape.rows, heads * dim, device=device).to(torch.bfloat16)
     lists = lists_of(shape.rows, context // ratio, entries, device) if is_sparse else None
     static = {"scale": dim**-0.5, "sinks": torch.randn(heads, device=device)}
-    return Call(request=request, static=static, args=(q, *caches, meta, lists))
+    main_cache = None if is_alone else caches[1]
+    return Call(request=request, static=static, args=(q, caches[0], main_cache, meta, lists))
 
 
 def _dtypes(target: Target) -> Sequence[str]:
@@ -145,10 +164,15 @@ def _dtypes(target: Target) -> Sequence[str]:
 
 
 def _tunable(kernel: TritonKernel, formats: Sequence[str]) -> TunableKernel:
-    forms = tuple(f"{name}-{ending}" for name in formats for ending in _ENDINGS)
+    forms = tuple(
+        f"{name}-{ending}"
+        for name in formats
+        for ending in _ENDINGS
+        if _window_format(name) == name or not ending.startswith(_ALONE)
+    )
     return TunableKernel(
         kernel=kernel.name, module=_MODULE, size_names=_SIZES, forms=forms, dtypes=_dtypes,
-        default=default_of(kernel), space=_space, footprint=_footprint, call=_call,
+        default=_default(kernel), space=_space, footprint=_footprint, call=_call,
     )  # fmt: skip
 
 

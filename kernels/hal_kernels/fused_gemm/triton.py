@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.reasons import Reason
 from hal_kernels.fused_gemm.triton_limits import choose_kernels, form_of
 from hal_kernels.fused_gemm.triton_variants import dense_table
+from hal_kernels.gemm.dense_forms import dense_size, has_wide_tiles, units_of
 from hal_kernels.gemm.triton import (
     Product,
     bind_dense_launch,
@@ -19,7 +21,7 @@ from hal_kernels.gemm.triton import (
     not_written_error,
     target_of,
 )
-from hal_kernels.gemm.triton_limits import choose_kernel, size_of
+from hal_kernels.gemm.triton_limits import choose_kernel
 from hal_kernels.gemm.triton_results import Epilogue
 from hal_kernels.gemm.triton_variants import configurations
 
@@ -53,14 +55,20 @@ def _bind_dense(
 ) -> Product:
     launch = bind_dense_launch(request, weight.contiguous(), bias)
     target, after = target_of(device), Epilogue(request)
-    whole = configurations(dense_table(form_of(request)), target)
+    form = form_of(request)
+    table = dense_table(form)
+    choose_size = partial(
+        dense_size, target, table, units_of(device), features=request.out_features, k=request.k,
+        has_wide=has_wide_tiles(device, "fused_gemm.dense", request.dtype, f"-{form}"),
+    )  # fmt: skip
+    whole = configurations(table, target)
     parts = configurations("gemm_gated" if request.epilogue == "silu_gated" else "gemm", target)
 
     def kernel(x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         rows = x.shape[0]
         result = after.result(rows, x.device, residual)
         if rows:
-            size = size_of(rows, request.k)
+            size = choose_size(rows=rows)
             launch(x, result, (parts if size == "split" else whole)[size])
         return result.rows
 

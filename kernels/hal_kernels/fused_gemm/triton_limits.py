@@ -9,7 +9,8 @@ from hal.ops.fused_gemm import FusedGemmRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import not_written
-from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX, WITH_BIAS
+from hal_kernels.fused_gemm.triton_variants import FLOAT16_SUFFIX, WITH_BIAS, dense_table
+from hal_kernels.gemm.dense_forms import whole_size
 from hal_kernels.gemm.triton_limits import (
     KernelChoice,
     choose_kernel,
@@ -50,7 +51,7 @@ def choose_kernels(
         return product
     form, small = form_of(request), size_of(request.tokens.high) == "small"
     if product.kernel == "gemm.dense":
-        return _dense(request, product.dtype)
+        return _dense(request, device, product.dtype)
     name = product.kernel.replace("gemm.", f"{_OP}.", 1)
     is_weight_only = product.kernel in ("gemm.weight_only", "gemm.fp8_weight_only")
     if request.has_bias and not is_weight_only:
@@ -69,11 +70,16 @@ def choose_kernels(
     return (KernelChoice(name, product.dtype, f"{stem}-{form}{'-small' * small}"),)
 
 
-def _dense(request: FusedGemmRequest, dtype: str) -> tuple[KernelChoice, ...] | Reason:
+def _dense(
+    request: FusedGemmRequest, device: DeviceSpec, dtype: str
+) -> tuple[KernelChoice, ...] | Reason:
     form = form_of(request)
     if dtype != "bfloat16" and form != "residual":
         return not_written(f"{_OP}.dense", "dtype", "bfloat16 unless it adds a residual", dtype)
-    size = size_of(request.tokens.high, request.k)
+    size = whole_size(
+        request, device, request.tokens.high, table=dense_table(form), kernel=f"{_OP}.dense",
+        suffix=f"-{form}",
+    )  # fmt: skip
     if size == "split":
         parts = KernelChoice("gemm.dense", dtype, size + gated_suffix(request))
         stored = FLOAT16_SUFFIX * (dtype == "float16")

@@ -38,6 +38,12 @@ class Schedule:
     steps: int
     programs: int
 
+    @property
+    def most_parts(self) -> int:
+        """Parts of tiles at most: programs that begin at the first step of a tile cut none."""
+        cuts = self.programs - 1
+        return min(2 * cuts, self.tiles + cuts)
+
     def begin_of(self, program: int) -> int:
         """Number of the first step of a program, counted over all tiles."""
         total = self.tiles * self.steps

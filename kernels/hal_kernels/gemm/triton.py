@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from hal.errors import BindingError
 from hal.ops.formats import QuantizedWeight
 from hal.ops.gemm import GemmRequest
 from hal.reasons import Reason
+from hal_kernels.gemm.dense_forms import dense_size, dense_suffix, has_wide_tiles, units_of
 from hal_kernels.gemm.triton_kernels import _gemm_kernel, _split_k_kernel
 from hal_kernels.gemm.triton_limits import choose_kernel
 from hal_kernels.gemm.triton_quantised import Product, bind_quantised
 from hal_kernels.gemm.triton_results import Epilogue, Result
 from hal_kernels.gemm.triton_stream_k import bind_stream_k
-from hal_kernels.gemm.triton_tiles import grid_of, pick, target_of
+from hal_kernels.gemm.triton_tiles import grid_of, target_of
 from hal_kernels.gemm.triton_tuning import shape_of
+from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.tuning.store import tuned_rows
 
 __all__ = [
@@ -68,16 +71,22 @@ def _bind_dense(
 ) -> Product:
     packed, target = weight.contiguous(), target_of(device)
     tuned = tuned_rows(shape_of(request, device), device)
-    stream_k = bind_stream_k(request, device, target, weight=packed, bias=bias)
+    stream_k = bind_stream_k(request, device, weight=packed, bias=bias)
     table = "gemm_gated" if request.epilogue == "silu_gated" else "gemm"
     launch = bind_dense_launch(request, packed, bias)
+    tiles, features, k = configurations(table, target), request.out_features, request.k
+    suffix = dense_suffix(request) or "-float32" * (request.out_dtype == "float32")
+    choose_size = partial(
+        dense_size, target, table, units_of(device), features=features, k=k,
+        has_wide=has_wide_tiles(device, "gemm.dense", request.dtype, suffix),
+    )  # fmt: skip
 
     def kernel(x: torch.Tensor) -> Any:
         rows = x.shape[0]
         result = Epilogue(request).result(rows, x.device, None)
         y = result.y
         if rows and (stream_k is None or tuned.covers(rows) or not stream_k(x, y)):
-            launch(x, result, tuned.choose(rows, pick(table, target, rows, request.k)))
+            launch(x, result, tuned.choose(rows, tiles[choose_size(rows=rows)]))
         return y
 
     return kernel

@@ -11,14 +11,42 @@ from hal.ops.gemm import GemmRequest
 from hal.reasons import Reason
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_of, evidence_reasons, not_written
-from hal_kernels.aot.targets import TARGETS
+from hal_kernels.gemm.dense_forms import (
+    FEW_ROWS,
+    dense_suffix,
+    gated_suffix,
+    known_target,
+    size_of,
+    units_of,
+    whole_size,
+)
 from hal_kernels.gemm.split_k_schedule import splits_of
+from hal_kernels.gemm.split_k_tuning import split_class
 from hal_kernels.gemm.split_k_variants import split_k_tiles
+from hal_kernels.gemm.stream_k_limits import bind_schedule
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
+from hal_kernels.tuning.shapes import ShapeClass, shape_class
+from hal_kernels.tuning.store import find_configuration
+
+__all__ = [
+    "DENSE_SPLITS",
+    "FEW_ROWS",
+    "KernelChoice",
+    "choose_kernel",
+    "choose_kernels",
+    "dense_class",
+    "dense_suffix",
+    "form_of_weight",
+    "fp8_dtype",
+    "gated_suffix",
+    "not_supported_reasons",
+    "reasons_against",
+    "size_of",
+    "split_of",
+    "wide_suffix",
+]
 
 _WIDE = ("bfloat16", "float16")
-FEW_ROWS = 16  # rows up to which the weight's bytes decide, and splits of K fill the device
-_LEAST_SPLIT_K = 2048  # columns below which a split would leave too little to each
 DENSE_SPLITS = 4  # of a dense product, in every table of configurations
 _INTEGERS = {(8, 0): "w8", (8, 32): "w8g32", (4, 32): "w4g32"}  # bits, columns of a scale
 
@@ -32,31 +60,11 @@ class KernelChoice:
     config: str = ""
 
 
-def size_of(rows: int, k: int = 0) -> str:
-    """The configuration for so many rows: "large", "small", or "split" where `k` is long."""
-    if rows > FEW_ROWS:
-        return "large"
-    return "split" if k >= _LEAST_SPLIT_K else "small"
-
-
-def gated_suffix(request: GemmRequest) -> str:
-    """What the names of configurations of gated products have more."""
-    return "-gated" if request.epilogue == "silu_gated" else ""
-
-
 def wide_suffix(request: GemmRequest) -> str:
     """Of the configurations whose tiles suit a gated product, and a rounded result: these are whole
     groups wide."""
     is_rounded = isinstance(request, FusedGemmRequest) and request.out_group_size
     return "-gated" if is_rounded else gated_suffix(request)
-
-
-def dense_suffix(request: GemmRequest) -> str:
-    """What follows a product that is dense, or whose weight alone is quantised, as the names of
-    configurations have it. That with a bias and an activation is compiled once, and stands for
-    either."""
-    follows = request.has_bias or request.epilogue == "silu"
-    return gated_suffix(request) or "-bias" * follows
 
 
 def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -70,11 +78,13 @@ def choose_kernel(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Re
             return not_written("gemm.dense", "weight", request.dtype, form.name)
         if request.out_dtype not in ("", request.dtype, "float32"):
             return not_written("gemm.dense", "out_dtype", request.dtype, request.out_dtype)
-        size, suffix = size_of(rows, request.k), dense_suffix(request)
-        if request.out_dtype == "float32" != request.dtype and size != "split":
+        suffix = dense_suffix(request)
+        if request.out_dtype == "float32" != request.dtype and size_of(rows, request.k) != "split":
             if suffix:
                 return _no_float32("gemm.dense", suffix)
             suffix = "-float32"
+        table = "gemm_gated" if gated_suffix(request) else "gemm"
+        size = whole_size(request, device, rows, table=table, kernel="gemm.dense", suffix=suffix)
         return KernelChoice("gemm.dense", request.dtype, size + suffix)
     if request.dtype != "bfloat16" and form.element != "int":
         # Of FP8 weights no code is compiled whose rows or results are in float16.
@@ -132,8 +142,7 @@ def split_of(
     """The split product of few rows of a request, and its number of parts; None where K stays
     whole: the tiles keep the device busy, or no native code is there. kernel: of the whole product.
     """
-    target = next((one for one in TARGETS if one.arch == device.arch), None)
-    units = int(device.attributes.get("compute_units", 0))
+    target, units = known_target(device), units_of(device)
     if target is None or not units or kernel in ("gemm.dense", "gemm.fp8_widened"):
         return None
     form = form_of_weight(request, kernel)
@@ -145,7 +154,13 @@ def split_of(
         return None
     block = split_k_tiles(target, form, is_gated=request.epilogue == "silu_gated")["BLOCK_N"]
     splits = splits_of(-(-request.out_features // block), request.k, units)
-    return (choice, splits) if splits > 1 else None
+    if splits == 1:
+        return None
+    if isinstance(request, FusedGemmRequest):
+        return choice, splits  # of which nothing is tuned
+    shape = split_class(request, choice.dtype, choice.config)
+    kept = find_configuration(choice.kernel, device, str(shape))
+    return choice, splits if kept is None else kept.trial.configuration["SPLIT_K"]
 
 
 def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoice, ...] | Reason:
@@ -156,6 +171,9 @@ def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoi
         return choice
     splits, parts = 1, choice
     if choice.kernel == "gemm.dense":
+        shared = _shared_out(request, device)
+        if shared is not None:
+            return shared
         splits = DENSE_SPLITS if choice.config.startswith("split") else 1
     elif request.tokens.high <= FEW_ROWS:
         parts, splits = split_of(request, device, choice.kernel) or (choice, 1)
@@ -166,6 +184,28 @@ def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoi
         return _no_float32("gemm.split_k_sum", suffix)
     config = f"split{splits}{suffix or '-plain'}" + f"-{stored}" * (stored != "bfloat16")
     return parts, KernelChoice("gemm.split_k_sum", "", config)
+
+
+def dense_class(request: GemmRequest) -> ShapeClass:
+    """The class of a dense product at the most tokens of its range, by which configurations are
+    kept. What is stored in float32 is tuned as what is not."""
+    form = dense_suffix(request).removeprefix("-") or "plain"
+    return shape_class(request.dtype, form, request.tokens.high, {"n": request.n, "k": request.k})
+
+
+def _shared_out(
+    request: GemmRequest, device: DeviceSpec
+) -> tuple[KernelChoice, KernelChoice] | None:
+    """The kernels of a dense product that is shared out evenly; None for whole tiles, which a
+    configuration that is kept always has."""
+    bound = bind_schedule(request, device)
+    share = None if bound is None else bound.share(request.tokens.high)
+    if share is None or find_configuration("gemm.dense", device, str(dense_class(request))):
+        return None
+    return (
+        KernelChoice("gemm.stream_k", request.dtype, share.config),
+        KernelChoice("gemm.stream_k_fix_up", "", share.fix_up),
+    )
 
 
 def _block_scaled(request: GemmRequest, device: DeviceSpec) -> KernelChoice | Reason:

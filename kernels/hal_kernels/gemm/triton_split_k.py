@@ -10,13 +10,16 @@ import torch
 import triton
 
 from hal.device import DeviceSpec
+from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.split_k_kernels import _gemm_split_k_kernel
+from hal_kernels.gemm.split_k_tuning import chosen_of, split_class
 from hal_kernels.gemm.split_k_variants import split_k_tiles
 from hal_kernels.gemm.triton_kernels import _split_k_kernel
 from hal_kernels.gemm.triton_limits import FEW_ROWS, split_of
 from hal_kernels.gemm.triton_results import Epilogue, Result
+from hal_kernels.tuning.store import tuned_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,11 @@ def bind_split_k(
     if found is None:
         return None
     choice, splits = found
-    form = choice.config.removesuffix("-gated")
     is_gated = request.epilogue == "silu_gated"
-    return SplitK(request, splits, split_k_tiles(target, form, is_gated=is_gated), bias)
+    tiles = split_k_tiles(target, choice.config.removesuffix("-gated"), is_gated=is_gated)
+    shape = split_class(request, choice.dtype, choice.config)
+    # Nothing is tuned for a fused product, as of whole ones.
+    known = None if isinstance(request, FusedGemmRequest) else (choice.kernel, shape)
+    chosen = tuned_rows(known, device).choose(shape.rows, chosen_of(tiles, splits))
+    splits = chosen.pop("SPLIT_K")
+    return SplitK(request, splits, {**tiles, **chosen}, bias)

@@ -2,79 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from hal.device import DeviceSpec
 from hal.ops.gemm import GemmRequest
-from hal_kernels.aot.limits import evidence_of
-from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.stream_k_kernels import _gemm_stream_k_kernel, _stream_k_fix_up_kernel
-from hal_kernels.gemm.stream_k_schedule import Schedule, stream_k
-from hal_kernels.gemm.stream_k_variants import FIX_UP_ROWS, PROGRAMS_PER_UNIT, tiles_of
-from hal_kernels.gemm.triton_limits import FEW_ROWS, dense_suffix, size_of
+from hal_kernels.gemm.stream_k_limits import bind_schedule
+from hal_kernels.gemm.stream_k_schedule import Schedule
+from hal_kernels.gemm.stream_k_variants import FIX_UP_ROWS
 from hal_kernels.gemm.triton_results import EPILOGUES
-from hal_kernels.gemm.triton_variants import configurations
 
 Attempt = Callable[[torch.Tensor, torch.Tensor], bool]
 
 
 def bind_stream_k(
-    request: GemmRequest,
-    device: DeviceSpec,
-    target: Target,
-    *,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    request: GemmRequest, device: DeviceSpec, *, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Attempt | None:
     """attempt(x[M, K], y[M, N]) -> whether y was written; False where the model prefers whole
-    tiles. None for results in another dtype, where nothing is known of how many programs run at a
-    time, or no machine code shows that the kernel is a fast path here.
+    tiles. None where `stream_k_limits` has no schedule for the request.
 
     For up to FEW_ROWS rows a row does not depend on the others; for more, the number of tiles
     decides where K is cut, and with it the rounding of float32 sums.
     """
-    if request.out_dtype not in ("", request.dtype):
-        return None  # compiled for results in the rows' own type
-    units = int(device.attributes.get("compute_units", 0))
-    usable = {
-        size
-        for size in PROGRAMS_PER_UNIT
-        if units and _is_native(device, request.dtype, size + dense_suffix(request))
-    }
-    if not usable:
+    bound = bind_schedule(request, device)
+    if bound is None:
         return None
-    table = "gemm_gated" if request.epilogue == "silu_gated" else "gemm"
-    features, k = request.out_features, request.k
 
     def attempt(x: torch.Tensor, y: torch.Tensor) -> bool:
-        rows = x.shape[0]
-        size = "small" if rows <= FEW_ROWS else "large"
-        if size not in usable:
+        share = bound.share(x.shape[0])
+        if share is None:
             return False
-        config = tiles_of(target, table, size)
-        tiles = -(-rows // config["BLOCK_M"]) * -(-features // config["BLOCK_N"])
-        splits = configurations(table, target)[size_of(rows, k)]["SPLIT_K"]
-        slots = units * PROGRAMS_PER_UNIT[size]
-        schedule = stream_k(tiles, -(-k // config["BLOCK_K"]), slots, splits=splits)
-        if schedule is None:
-            return False
-        _launch(request, schedule, config, (x, weight, bias, y))
+        _launch(request, share.schedule, share.tiles, (x, weight, bias, y))
         return True
 
     return attempt
 
 
-def _is_native(device: DeviceSpec, dtype: str, config: str) -> bool:
-    found = evidence_of("gemm.stream_k", device, dtype, config)
-    return found is not None and found.tier == "native"
-
-
 def _launch(
     request: GemmRequest,
     schedule: Schedule,
-    config: dict[str, int],
+    config: Mapping[str, int],
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor],
 ) -> None:
     x, weight, bias, y = operands

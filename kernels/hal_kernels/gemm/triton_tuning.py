@@ -11,7 +11,9 @@ from hal.ops.gemm import GemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
-from hal_kernels.gemm.triton_limits import choose_kernel, choose_kernels, size_of
+from hal_kernels.gemm.dense_forms import dense_size
+from hal_kernels.gemm.split_k_tuning import split_class
+from hal_kernels.gemm.triton_limits import choose_kernel, choose_kernels, dense_class, size_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.gemm.weight_only_variants import weight_only_tiles
 from hal_kernels.gemm.widened_variants import widened_tiles
@@ -49,11 +51,12 @@ _WEIGHT_BYTES = {"w8": 1.0, "w8g32": 1.0625, "w4g32": 0.5625, "w4g32-asym": 0.62
 
 
 def shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
-    """Kernel and class of a request at the most tokens of its range; None for what no kernel
-    serves, and for few rows that are split along K, of which nothing is tuned."""
+    """Kernel and class of a request at the most tokens of its range, of few rows that are split
+    those of the parts; None for what no kernel serves."""
     choices = choose_kernels(request, device)
     if not isinstance(choices, Reason) and choices[0].kernel == "gemm.split_k":
-        return None
+        parts = choices[0]
+        return parts.kernel, split_class(request, parts.dtype, parts.config)
     return whole_shape_of(request, device)
 
 
@@ -67,8 +70,8 @@ def whole_shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, Shape
         return None
     name = choice.config
     if choice.kernel == "gemm.dense":
-        form = "gated" if name.endswith("-gated") else "bias" if name.endswith("-bias") else "plain"
-    elif choice.kernel == "gemm.weight_only":
+        return choice.kernel, dense_class(request)
+    if choice.kernel == "gemm.weight_only":
         form = _without_alike(name.partition("-")[2])
     else:
         form = _without_alike(name.removesuffix("-small"))
@@ -122,15 +125,18 @@ def _dense_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int
 
 
 def _weight_only_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    # On AMD a weight that is loaded a step ahead passes through LDS once more.
+    ahead = (1, 2) if target.backend == "hip" else (3, 4)
     return [
         {
             "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 1 if m == 16 else 8,
-            "num_warps": _warps(m, n), "num_stages": stages,
+            "num_warps": warps, "num_stages": stages,
         }
         for m, n in _tiles(shape)
         if m * n * _halves(shape) <= 128 * 128
-        for k in (64, 128)
-        for stages in _depths(target)
+        for k in ((64, 128) if m == 16 else (32, 64))
+        for warps in ((2, 4) if m == 16 else (8,) if m * n >= 128 * 64 else (4,))
+        for stages in ahead
     ]  # fmt: skip
 
 
@@ -173,11 +179,14 @@ def _mxfp8_space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int
     ]  # fmt: skip
 
 
-def _dense_default(target: Target, shape: ShapeClass) -> Default:
-    size = size_of(shape.rows, shape.size("k"))
-    table = configurations(_TABLES[shape.form], target)
+def _dense_default(target: Target, shape: ShapeClass, units: int = 0) -> Default:
+    name, rows, k = _TABLES[shape.form], shape.rows, shape.size("k")
+    size = dense_size(
+        target, name, units, rows=rows, features=_columns(shape), k=k,
+        has_wide=shape.form == "plain",
+    )  # fmt: skip
     suffix = "" if shape.form == "plain" else f"-{shape.form}"
-    return Default(config=size + suffix, configuration=table[size])
+    return Default(config=size + suffix, configuration=configurations(name, target)[size])
 
 
 def _weight_only_default(target: Target, shape: ShapeClass) -> Default:
@@ -247,7 +256,7 @@ def _dense_call(shape: ShapeClass, device: Any) -> Call:
     return Call(request=request, static=static, args=(x,))
 
 
-def _random_weight(form: WeightFormat, n: int, k: int) -> Any:
+def random_weight(form: WeightFormat, n: int, k: int) -> Any:
     """A `QuantizedWeight` [N, K] on the host; of integers, random ones and scales."""
     import torch
 
@@ -274,7 +283,7 @@ def _quantised_call(kernel: str) -> Any:
 
         form: WeightFormat = FORMATS[_FORMATS[kernel, shape.form]]
         n, k = shape.size("n"), shape.size("k")
-        packed = _random_weight(form, n, k)
+        packed = random_weight(form, n, k)
         moved: dict[str, Any] = {
             field.name: value.to(device)
             for field in dataclasses.fields(packed)
@@ -302,8 +311,8 @@ def _eight(target: Target) -> Sequence[str]:
 TUNABLE = (
     TunableKernel(
         kernel="gemm.dense", module=_MODULE, size_names=_SIZES, forms=("plain", "bias", "gated"),
-        dtypes=_wide, default=_dense_default, space=_dense_space, footprint=_footprint,
-        call=_dense_call,
+        dtypes=_wide, default=_dense_default, default_of_units=_dense_default, space=_dense_space,
+        footprint=_footprint, call=_dense_call,
     ),
     TunableKernel(
         kernel="gemm.fp8_block", module=_MODULE, size_names=_SIZES,

@@ -69,7 +69,9 @@ def _dense(target: Target) -> Sequence[KernelVariant]:
         for table, suffix, epilogue, has_bias in DENSE_KINDS:
             after = {**PLAIN, "EPILOGUE": epilogue}
             for name, given in configurations(table, target).items():
-                variants.append(dense_variant(target, dtype, name + suffix, given, has_bias, after))
+                if (name, suffix) != ("wide", "-bias"):  # its registers would spill
+                    config = name + suffix
+                    variants.append(dense_variant(target, dtype, config, given, has_bias, after))
         # Results in float32 are those of routers and heads. Where K is split it stores parts alone.
         for name, given in configurations("gemm", target).items():
             if name != "split":

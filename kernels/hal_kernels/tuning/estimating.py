@@ -64,7 +64,7 @@ def estimate_default(
     evidence of its machine code."""
     if evidence is None:
         return "no stored machine code of the configuration"
-    configuration = tunable.default(target, shape).configuration
+    configuration = tunable.default_on(target, shape, device).configuration
     return estimate(tunable, shape, trial_of(evidence, configuration), device)
 
 
@@ -100,7 +100,8 @@ def possible_loss(
     """The share of a configuration's time that another one that could be chosen would save at
     most, by the model. found: of that configuration."""
     us = modelled_us(found, configuration)
-    others = (least_us(tunable, shape, c, device) for c in tunable.configurations(target, shape))
+    tried = tunable.configurations(target, shape, device)
+    others = (least_us(tunable, shape, c, device) for c in tried)
     return max(0.0, 1.0 - min((o for o in others if not isinstance(o, str)), default=us) / us)
 
 

@@ -53,7 +53,7 @@ class TuningTask:
 
     @property
     def configurations(self) -> list[dict[str, int]]:
-        return self.tunable.configurations(self.target, self.shape)
+        return self.tunable.configurations(self.target, self.shape, self.device)
 
 
 @dataclass(slots=True)

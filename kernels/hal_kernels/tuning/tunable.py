@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hal.device import DeviceSpec
 from hal.ops.request import OpRequest
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant
@@ -38,7 +39,9 @@ class TunableKernel:
     kernel: of the catalogue. module: whose `bind` launches it. size_names: of a class. forms,
     dtypes: that a target has. shape_of: class of a request with so many tokens; None for a request
     that another kernel of the package serves. space: configurations worth a trial. call: random
-    operands on a torch device; imports torch.
+    operands on a torch device; imports torch. default_of_units: of kernels whose default depends on
+    the number of the device's multiprocessors, 0 where it is not known. launch_only: what a
+    configuration has beside constants of the kernel, as the number of programs of its grid.
     """
 
     kernel: str
@@ -50,10 +53,24 @@ class TunableKernel:
     space: Callable[[Target, ShapeClass], Sequence[Mapping[str, int]]]
     footprint: Callable[[ShapeClass, Mapping[str, int]], Footprint]
     call: Callable[[ShapeClass, Any], Call]
+    default_of_units: Callable[[Target, ShapeClass, int], Default] | None = None
+    launch_only: frozenset[str] = frozenset()
 
-    def configurations(self, target: Target, shape: ShapeClass) -> list[dict[str, int]]:
-        """The default first, then the others of the space, each once."""
-        default = self.default(target, shape).configuration
+    def default_on(self, target: Target, shape: ShapeClass, device: DeviceSpec) -> Default:
+        """What is launched on a device: `default`, or what its multiprocessors decide."""
+        if self.default_of_units is None:
+            return self.default(target, shape)
+        return self.default_of_units(target, shape, int(device.attributes.get("compute_units", 0)))
+
+    def configurations(
+        self, target: Target, shape: ShapeClass, device: DeviceSpec | None = None
+    ) -> list[dict[str, int]]:
+        """The default first, then the others of the space, each once. device: None for the default
+        of the architecture."""
+        if device is None:
+            default = self.default(target, shape).configuration
+        else:
+            default = self.default_on(target, shape, device).configuration
         found = [dict(default), *(dict(default) | dict(c) for c in self.space(target, shape))]
         return [c for index, c in enumerate(found) if c not in found[:index]]
 
@@ -70,7 +87,7 @@ class TunableKernel:
         found = next((v for v in variants if (v.dtype, v.config) == (shape.dtype, wanted)), None)
         if found is None:
             raise KeyError(f"{self.kernel}: no variant {wanted} of {shape.dtype} on {target.arch}")
-        constants = dict(configuration)
+        constants = {n: v for n, v in configuration.items() if n not in self.launch_only}
         warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
         return dataclasses.replace(
             found,

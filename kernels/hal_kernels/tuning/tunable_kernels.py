@@ -13,11 +13,13 @@ from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.attention import triton_tuning as attention
 from hal_kernels.block_sparse_attention import triton_tuning as block_sparse_attention
 from hal_kernels.compressed_attention import triton_tuning as compressed_attention
+from hal_kernels.gemm import split_k_tuning as gemm_split_k
 from hal_kernels.gemm import triton_tuning as gemm
 from hal_kernels.grouped_gemm import triton_tuning as grouped_gemm
 from hal_kernels.index_logits import triton_tuning as index_logits
 from hal_kernels.mla_attention import triton_tuning as mla_attention
 from hal_kernels.nsa_attention import triton_tuning as nsa_attention
+from hal_kernels.tuning.fixed_kernels import why_fixed
 from hal_kernels.tuning.shapes import ShapeClass
 from hal_kernels.tuning.tunable import TunableKernel
 
@@ -26,6 +28,7 @@ _KERNELS: tuple[TunableKernel, ...] = (
     *block_sparse_attention.TUNABLE,
     *compressed_attention.TUNABLE,
     *gemm.TUNABLE,
+    gemm_split_k.TUNABLE,
     *grouped_gemm.TUNABLE,
     *index_logits.TUNABLE,
     *mla_attention.TUNABLE,
@@ -72,7 +75,7 @@ def find_tunable(name: str) -> TunableKernel:
     known = sorted(TUNABLE)
     remedy = did_you_mean(name, TUNABLE)
     if name in CATALOGUE:
-        remedy = "it has one configuration on each architecture: nothing is to be tuned"
+        remedy = f"nothing is to be tuned: {why_fixed(name)}"
     raise SettingsError(
         "option --kernel", f"one that can be tuned: {', '.join(known)}", repr(name), remedy
     )

@@ -100,7 +100,7 @@ def _tuned_or_default(
             explanation=_explained(query, _evidence_of_trial(kept.trial, query, target)),
         )
     found = estimate_default(tunable, shape, target, stored, device)
-    configuration = tunable.default(target, shape).configuration
+    configuration = tunable.default_on(target, shape, device).configuration
     loss, note = None, str(found)
     if not isinstance(found, str):
         loss = round(possible_loss(tunable, shape, target, configuration, found, device), 3)

@@ -16,6 +16,7 @@ import hal_kernels.fused_gemm.triton as fused
 import hal_kernels.gemm.triton as products
 import hal_kernels.gemm.triton_quantised as quantised
 import hal_kernels.gemm.triton_split_k as split_k
+import hal_kernels.gemm.triton_stream_k as stream_k
 from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.errors import RequestError
@@ -110,6 +111,7 @@ FUNCTIONS = {
     "dense": "_gemm_kernel", "split_k_sum": "_split_k_kernel",
     "fp8_block": "_gemm_fp8_block_kernel", "mxfp8": "_gemm_mxfp8_kernel",
     "weight_only": "_gemm_weight_only_kernel", "fp8_weight_only": "_gemm_weight_only_kernel",
+    "stream_k": "_gemm_stream_k_kernel", "stream_k_fix_up": "_stream_k_fix_up_kernel",
     "split_k": "_gemm_split_k_kernel", "fp8_widened": "_gemm_fp8_widened_kernel",
 }  # fmt: skip
 
@@ -140,7 +142,7 @@ def recorded_products(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[st
         ),
     )
     functions = dict.fromkeys(FUNCTIONS.values())
-    return recorded(monkeypatch, (products, quantised, split_k), *functions)
+    return recorded(monkeypatch, (products, quantised, split_k, stream_k), *functions)
 
 
 def with_units(arch: str, units: int) -> DeviceSpec:
@@ -243,11 +245,43 @@ def test_quantised_products(arch: str, units: int, monkeypatch: pytest.MonkeyPat
     assert {"gemm.weight_only", "gemm.fp8_weight_only"} <= seen
 
 
+@pytest.mark.parametrize("units", [0, 132], ids=["whole", "shared-out"])
 @pytest.mark.parametrize("arch", ARCHES)
-def test_dense_products(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, device = recorded_products(monkeypatch), with_units(arch, 0)
+def test_dense_products(arch: str, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, device = recorded_products(monkeypatch), with_units(arch, units)
     seen = launched_as_judged(found, device, dense_requests())
-    assert seen == {"gemm.dense", "gemm.split_k_sum"}
+    shared = {"gemm.stream_k", "gemm.stream_k_fix_up"}
+    assert seen == {"gemm.dense", *(shared if units else {"gemm.split_k_sum"})}
+
+
+@pytest.mark.parametrize("units", [0, 16, 132], ids=lambda units: f"u{units}")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_120"])
+def test_many_rows_of_dense_products(
+    arch: str, units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide tiles by rows alone, by the rounds of a device, and shared out over one."""
+    found, device = recorded_products(monkeypatch), with_units(arch, units)
+    requests = [
+        dataclasses.replace(request, tokens=TokenRange(rows, rows))
+        for request in dense_requests()
+        for rows in (512, 2048)
+        if request.tokens.high == 1
+    ]
+    launched_as_judged(found, device, iter(requests))
+    many = request_of_rows(2048)
+    choices = gemm_limits.choose_kernels(many, device)
+    assert not isinstance(choices, Reason)
+    shared = ["gemm.stream_k", "gemm.stream_k_fix_up"] if units == 132 else ["gemm.dense"]
+    assert [choice.kernel for choice in choices] == shared
+    # Over so many multiprocessors the parts of wide tiles would be more than what they save.
+    assert all(choice.config == ("large" if units == 132 else "wide") for choice in choices)
+
+
+def request_of_rows(rows: int) -> GemmRequest:
+    return GemmRequest(
+        n=N, k=2176, dtype="bfloat16", weight_format=FORMATS["bfloat16"],
+        tokens=TokenRange(rows, rows),
+    )  # fmt: skip
 
 
 def launched_as_judged(

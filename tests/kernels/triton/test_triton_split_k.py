@@ -270,7 +270,7 @@ def test_results_in_float32_and_rows_in_float16() -> None:
 def test_many_rows_and_busy_devices_take_the_whole_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    n, k, name = 40, 2080, "int4_g32"
+    n, k, name = 200, 2080, "int4_g32"
     weight, counted = weight_of(n, k, name), Splits(monkeypatch)
     request = request_of(n, k, name)
     triton_gemm.bind(request, device_of("sm_90"), weight=weight)(rows_of(FEW_ROWS + 1, k))
@@ -294,7 +294,9 @@ def test_a_plan_judges_the_parts_and_their_sum() -> None:
         ("gemm.split_k_sum", "split8-plain"),
     ]
     assert not not_supported_reasons(request, device_of("sm_90"))
-    assert shape_of(request, device_of("sm_90")) is None
+    shape = shape_of(request, device_of("sm_90"))
+    assert shape is not None
+    assert (shape[0], shape[1].form, shape[1].rows) == ("gemm.split_k", "g128", 16)
     for other, device in (
         (dataclasses.replace(request, tokens=TokenRange(1, 17)), device_of("sm_90")),
         (dataclasses.replace(request, n=65_536), device_of("sm_90")),

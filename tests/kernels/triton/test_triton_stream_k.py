@@ -11,13 +11,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hal_kernels.gemm.stream_k_limits as stream_k_limits
 import hal_kernels.gemm.triton as triton_gemm
 import hal_kernels.gemm.triton_stream_k as stream_k_launch
 from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.ops.formats import FORMATS
 from hal.ops.gemm import GemmRequest, apply_epilogue
+from hal.ops.request import TokenRange
+from hal.reasons import Reason
+from hal_kernels.aot.targets import find_target
+from hal_kernels.gemm.dense_forms import FEW_ROWS, WIDE_ROWS, dense_size
 from hal_kernels.gemm.stream_k_schedule import FIX_UP_STEPS, Schedule, stream_k
+from hal_kernels.gemm.triton_limits import KernelChoice, choose_kernels
+from hal_kernels.gemm.triton_variants import configurations
 from kernel_errors import assert_exact
 
 PURE = settings(deadline=None, max_examples=60)
@@ -109,7 +116,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     def shared_out(tiles: int, steps: int, slots: int, *, splits: int) -> Schedule:
         return Schedule(tiles, steps, min(slots, tiles * steps))
 
-    monkeypatch.setattr(stream_k_launch, "stream_k", shared_out)
+    monkeypatch.setattr(stream_k_limits, "stream_k", shared_out)
 
 
 # Rows, columns of y, K, units: odd waves of small and of large tiles, and fewer tiles than units.
@@ -118,6 +125,7 @@ SHAPES = {
     "m16-few-tiles": (16, 70, 500, 5),
     "m17-odd-wave": (17, 300, 130, 2),
     "m130-few-tiles": (130, 40, 300, 3),
+    "m500-wide": (500, 140, 4100, 3),
 }
 
 
@@ -131,6 +139,10 @@ SHAPES = {
         ("m17-odd-wave", "gated-bias", "bfloat16", "gfx942"),
         ("m17-odd-wave", "silu-bias", "float16", "sm_80"),
         ("m130-few-tiles", "plain", "bfloat16", "sm_120"),
+        ("m17-odd-wave", "float32", "bfloat16", "sm_90"),
+        ("m16-few-tiles", "float32", "float16", "gfx942"),
+        ("m500-wide", "plain", "bfloat16", "sm_80"),
+        ("m500-wide", "float32", "float16", "sm_120"),
     ],
 )
 def test_products(shape: str, form: str, dtype: str, arch: str) -> None:
@@ -141,12 +153,13 @@ def test_products(shape: str, form: str, dtype: str, arch: str) -> None:
     weight = (torch.randn(stored, k) / k**0.5).to(torch_dtype)
     bias = torch.randn(stored).to(torch_dtype) if "bias" in form else None
     x = (torch.randn(m, k + 16) * torch.logspace(-2, 1, m)[:, None]).to(torch_dtype)[:, :k]
-    request = request_of(stored, k, dtype, has_bias=bias is not None, epilogue=epilogue)
-    on = device(arch, units)
-    attempt = stream_k_launch.bind_stream_k(
-        request, on, triton_gemm.target_of(on), weight=weight, bias=bias
+    result = "float32" if form == "float32" else dtype
+    request = request_of(
+        stored, k, dtype, has_bias=bias is not None, epilogue=epilogue, out_dtype=result
     )
-    y = torch.full((m, n), torch.nan, dtype=torch_dtype)
+    on = device(arch, units)
+    attempt = stream_k_launch.bind_stream_k(request, on, weight=weight, bias=bias)
+    y = torch.full((m, n), torch.nan, dtype=getattr(torch, result))
     assert attempt is not None
     assert attempt(x, y)
     exact = x.double() @ weight.double().T
@@ -184,10 +197,76 @@ def test_a_row_of_a_decode_does_not_depend_on_the_others() -> None:
 
 
 def test_nothing_is_shared_out_where_the_number_of_units_is_not_known() -> None:
-    on = gpu("sm_120")
-    target, weight = triton_gemm.target_of(on), torch.randn(64, 64).bfloat16()
-    request = request_of(64, 64, "bfloat16")
-    assert stream_k_launch.bind_stream_k(request, on, target, weight=weight, bias=None) is None
-    other = device("sm_70", 80)  # nothing was compiled for it
-    target = triton_gemm.target_of(other)
-    assert stream_k_launch.bind_stream_k(request, other, target, weight=weight, bias=None) is None
+    weight, request = torch.randn(64, 64).bfloat16(), request_of(64, 64, "bfloat16")
+    for on in (gpu("sm_120"), device("sm_70", 80)):  # nothing was compiled for the other
+        assert stream_k_launch.bind_stream_k(request, on, weight=weight, bias=None) is None
+
+
+@PURE
+@given(
+    st.sampled_from(["sm_80", "sm_89", "sm_120"]),
+    st.integers(17, 3000), st.integers(1, 9000), st.integers(64, 9000), st.integers(1, 200),
+)  # fmt: skip
+def test_wide_tiles_are_shared_out_where_they_ask_for_less(
+    arch: str, rows: int, n: int, k: int, units: int
+) -> None:
+    """Counted step by step, and not by the bound that the choice goes by."""
+    bound = stream_k_limits.bind_schedule(request_of(n, k, "bfloat16"), device(arch, units))
+    assert bound is not None
+    square = dataclasses.replace(bound, sizes=bound.sizes - {"wide"})
+    found, other = bound.share(rows), square.share(rows)
+    assert (found is None) == (other is None)
+    if found is None or other is None or found.config == other.config:
+        return
+    assert (found.config, found.fix_up) == ("wide", "wide")
+    assert found.schedule.programs <= units
+    work = [
+        s.schedule.tiles * s.schedule.steps * s.tiles["BLOCK_K"] * s.tiles["BLOCK_M"]
+        * s.tiles["BLOCK_N"]
+        for s in (found, other)
+    ]  # fmt: skip
+    assert work[0] <= work[1]
+    for share in (found, other):
+        schedule = share.schedule
+        parts = [s for p in range(schedule.programs) for s in schedule.segments(p)]
+        assert sum(s.slot is not None for s in parts) <= schedule.most_parts
+    assert bound._asked("wide", found.schedule)[1] <= bound._asked("large", other.schedule)[1]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["sm_80", "sm_89", "sm_120", "sm_90"]),
+    st.integers(1, 9000), st.integers(1, 20_000), st.integers(0, 200),
+)  # fmt: skip
+def test_wide_tiles_never_take_a_device_longer(
+    arch: str, rows: int, features: int, units: int
+) -> None:
+    """A wide tile has the work of two square ones. Where the device is not known, of many rows."""
+    target = find_target(arch)
+    name = dense_size(target, "gemm", units, rows=rows, features=features, k=1024, has_wide=True)
+    if name != "wide":
+        return
+    assert arch != "sm_90"
+    assert rows > FEW_ROWS if units else rows >= WIDE_ROWS
+    tiles = configurations("gemm", target)
+    wide, square = (
+        -(-rows // tiles[size]["BLOCK_M"]) * -(-features // tiles[size]["BLOCK_N"])
+        for size in ("wide", "large")
+    )
+    at_once = units or 1
+    assert 2 * -(-wide // at_once) <= -(-square // at_once)
+
+
+def test_a_plan_names_what_is_shared_out() -> None:
+    """The scores of a router over 256 experts, in float32."""
+    request = request_of(256, 7168, "bfloat16", out_dtype="float32", tokens=TokenRange(512, 512))
+    names = [choice.kernel for choice in choices_of(request, device("sm_90", 132))]
+    assert names == ["gemm.stream_k", "gemm.stream_k_fix_up"]
+    assert [c.config for c in choices_of(request, device("sm_90", 132))] == ["large-float32"] * 2
+    assert [choice.kernel for choice in choices_of(request, gpu("sm_90"))] == ["gemm.dense"]
+
+
+def choices_of(request: GemmRequest, on: DeviceSpec) -> tuple[KernelChoice, ...]:
+    found = choose_kernels(request, on)
+    assert not isinstance(found, Reason)
+    return found

@@ -20,7 +20,9 @@ def test_the_table_of_products_is_sound_and_whole() -> None:
     assert tables == json.loads(TABLE.read_text())
     for kernel, found in tables.items():
         assert {"cuda", "hip"} <= found.keys(), kernel
-        names = {frozenset(names) for names in found.values()}
+        # Wide tiles are for those whose registers hold them: others have none.
+        assert kernel == "gemm" or not any("wide" in names for names in found.values())
+        names = {frozenset(names) - {"wide"} for names in found.values()}
         assert len(names) == 1, f"{kernel}: an architecture lacks a configuration of another"
 
 

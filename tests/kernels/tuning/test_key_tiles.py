@@ -26,6 +26,7 @@ from hal_kernels.tuning.uses import kernel_uses
 
 _BLOCKS = {"group": 2, "head_dim": 24, "key_block": 64, "kv_heads": 1, "places": 2}
 _ENTRIES = {"entries": 25, "head_dim": 512, "heads": 3, "ratio": 4, "window": 20}
+_WINDOW = {"entries": 1, "head_dim": 512, "heads": 3, "ratio": 1, "window": 20}
 _LATENT = {"keys": 100, "rank": 32, "rope": 64}
 _INDEX = {"heads": 3, "head_dim": 128}
 # Blocks that are all selected: of almost equal ones none is left to rounding.
@@ -39,6 +40,9 @@ CASES: tuple[tuple[str, str, Mapping[str, int]], ...] = (
     ("compressed_attention.paged", "bf16-dense-decode", _ENTRIES),
     ("compressed_attention.paged", "v4_584-sparse-prefill", _ENTRIES),
     ("compressed_attention.v41", "fp4_288-sparse-decode", _ENTRIES),
+    ("compressed_attention.paged", "bf16-window-prefill", _WINDOW),
+    ("compressed_attention.paged", "v4_584-window-decode", _WINDOW),
+    ("compressed_attention.v41", "v41_528-window-decode", _WINDOW),
     ("index_logits.paged", "bf16-prefill", _INDEX),
     ("index_logits.paged", "fp8_132-decode", _INDEX),
     ("index_logits.fp4", "fp4_68-prefill", _INDEX),

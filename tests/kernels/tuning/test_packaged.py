@@ -58,8 +58,9 @@ def test_a_file_is_of_a_known_device_and_of_classes_that_a_call_can_have(path: P
         assert _ORDER.index(best.tier) <= _ORDER.index(entry.trials[0].tier)
         if not is_current(entry, found.kernel):
             continue
-        assert entry.trials[0].configuration == tunable.default(target, shape).configuration
-        assert best.configuration in tunable.configurations(target, shape)
+        default = tunable.default_on(target, shape, spec)
+        assert entry.trials[0].configuration == default.configuration
+        assert best.configuration in tunable.configurations(target, shape, spec)
         variants = find_kernel(found.kernel).variants(target)
         assert tunable.variant(variants, target, shape, best.configuration)
 

@@ -1,0 +1,167 @@
+"""What may be chosen for split products with quantised weights, and what a choice costs.
+
+A configuration has the number of parts beside the tiles of one: that is no constant of the kernel,
+but of its grid and of the sum behind it. Free of torch and triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hal.ops.formats import FORMATS as WEIGHT_FORMATS
+from hal.ops.formats import WeightFormat
+from hal.ops.gemm import GemmRequest
+from hal.ops.request import TokenRange
+from hal_kernels.aot.targets import Target
+from hal_kernels.gemm.split_k_schedule import LEAST_COLUMNS, SPLITS, splits_of
+from hal_kernels.gemm.split_k_variants import FORMS, KERNELS, split_k_tiles
+from hal_kernels.tuning.performance_model import Footprint
+from hal_kernels.tuning.shapes import LEAST_ROWS, ShapeClass, shape_class
+from hal_kernels.tuning.tunable import Call, Default, TunableKernel
+
+_GATED = "-gated"
+_CHOSEN = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+# Of the formats in FP8, whose scales decide which kernel multiplies them.
+_FP8_FORMATS = {
+    "g128": "fp8_block128_a8",
+    "g32": "fp8_block32_ue8m0_a8",
+    "weight32": "fp8_block32_ue8m0_a8",
+    "fp8g128": "fp8_block128",
+    "fp8g32": "fp8_block32_ue8m0",
+}
+
+
+def _name(shape: ShapeClass) -> str:
+    return shape.form.removesuffix(_GATED)
+
+
+def _is_gated(shape: ShapeClass) -> bool:
+    return shape.form.endswith(_GATED)
+
+
+def _columns(shape: ShapeClass) -> int:
+    return shape.size("n") // (2 if _is_gated(shape) else 1)
+
+
+def split_class(request: GemmRequest, dtype: str, config: str) -> ShapeClass:
+    """The class of a request whose few rows are split. dtype, config: of the parts, as the
+    catalogue names them."""
+    return shape_class(dtype, config, LEAST_ROWS, {"n": request.n, "k": request.k})
+
+
+def chosen_of(tiles: Mapping[str, Any], splits: int) -> dict[str, int]:
+    """What of the constants of `split_k_tiles` may be chosen, with the number of parts."""
+    return {**{name: int(tiles[name]) for name in _CHOSEN}, "SPLIT_K": splits}
+
+
+def _default(target: Target, shape: ShapeClass, units: int = 0) -> Default:
+    """Raises KeyError for a form that is not compiled for the dtype or the target."""
+    if (shape.dtype, shape.form) not in _compiled(target):
+        raise KeyError(f"gemm.split_k: no {shape.form} of {shape.dtype} on {target.arch}")
+    tiles = split_k_tiles(target, _name(shape), is_gated=_is_gated(shape))
+    count = -(-_columns(shape) // tiles["BLOCK_N"])
+    splits = splits_of(count, shape.size("k"), units) if units else SPLITS[0]
+    return Default(config=shape.form, configuration=chosen_of(tiles, max(splits, SPLITS[0])))
+
+
+@cache
+def _compiled(target: Target) -> frozenset[tuple[str, str]]:
+    return frozenset((one.dtype, one.config) for one in KERNELS[0].variants(target))
+
+
+def _space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
+    form = FORMS[_name(shape)]
+    given = _default(target, shape).configuration
+    depths = (given["BLOCK_K"],) if form.is_square or form.kind == 1 else (64, 128)
+    splits = [one for one in SPLITS if shape.size("k") >= one * LEAST_COLUMNS] or [SPLITS[0]]
+    stages = (2,) if target.backend == "hip" else (2, 3, 4)
+    return [
+        {
+            "BLOCK_N": columns, "BLOCK_K": depth, "SPLIT_K": parts, "num_warps": warps,
+            "num_stages": ahead,
+        }
+        for columns in (32, 64, 128)
+        for depth in depths
+        for parts in splits
+        for warps in (2, 4, 8)
+        for ahead in stages
+    ]  # fmt: skip
+
+
+def _weight_bytes(name: str) -> float:
+    """Of an element with its share of a group's scale and minimum."""
+    form = FORMS[name]
+    scales = (2 if form.has_minimum else 1) * 2 / form.group if form.group else 0.0
+    return form.bits / 8 + (0.0 if form.is_square or form.kind == 1 else scales)
+
+
+def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
+    """Of the parts, with their float32 sums, written and read."""
+    rows, columns, depth = (configuration[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    splits, halves, k = configuration["SPLIT_K"], 2 if _is_gated(shape) else 1, shape.size("k")
+    activation, weight = (
+        (1.0 if shape.dtype.startswith("fp8") else 2.0),
+        _weight_bytes(_name(shape)),
+    )
+    blocks = -(-_columns(shape) // columns)
+    whole = -(-k // depth)
+    steps = -(-whole // splits)
+    return Footprint(
+        programs=blocks * splits,
+        steps=steps,
+        step_bytes=int(depth * (rows * activation + columns * halves * weight)),
+        flops=2.0 * blocks * rows * columns * halves * steps * splits * depth,
+        needed_flops=2.0 * shape.rows * _columns(shape) * halves * k,
+        memory_bytes=shape.rows * k * activation
+        + _columns(shape) * halves * (k * weight + 8.0 * splits * shape.rows)
+        + 2.0 * shape.rows * _columns(shape),
+    )
+
+
+def _format_of(name: str) -> WeightFormat:
+    """A format of weights that is multiplied in a form: "w4g32-asym" is "int4_g32_asym"."""
+    if name in _FP8_FORMATS:
+        return WEIGHT_FORMATS[_FP8_FORMATS[name]]
+    stem, *endings = name.split("-")
+    bits, _, group = stem.removeprefix("w").partition("g")
+    return WEIGHT_FORMATS["_".join((f"int{bits}", f"g{group}" if group else "channel", *endings))]
+
+
+def _call(shape: ShapeClass, device: Any) -> Call:
+    import torch
+
+    from hal.ops.formats import torch_dtype
+    from hal_kernels.gemm.triton_tuning import random_weight
+
+    weight_format, n, k = _format_of(_name(shape)), shape.size("n"), shape.size("k")
+    packed = random_weight(weight_format, n, k)
+    moved: dict[str, Any] = {
+        field.name: value.to(device)
+        for field in dataclasses.fields(packed)
+        if isinstance(value := getattr(packed, field.name), torch.Tensor)
+    }
+    dtype = "float16" if shape.dtype == "float16" else "bfloat16"
+    request = GemmRequest(
+        n=n, k=k, dtype=dtype, weight_format=weight_format, tokens=TokenRange(1, shape.rows),
+        epilogue="silu_gated" if _is_gated(shape) else "none",
+    )  # fmt: skip
+    x = torch.randn(shape.rows, k, device=device).to(torch_dtype(dtype))
+    return Call(request=request, static={"weight": dataclasses.replace(packed, **moved)}, args=(x,))
+
+
+TUNABLE = TunableKernel(
+    kernel="gemm.split_k",
+    module="hal_kernels.gemm.triton",
+    size_names=("k", "n"),
+    forms=tuple(name + gated for gated in ("", _GATED) for name in FORMS),
+    dtypes=lambda target: (target.fp8_dtype, "bfloat16", "float16"),
+    default=_default,
+    default_of_units=_default,
+    space=_space,
+    footprint=_footprint,
+    call=_call,
+    launch_only=frozenset({"SPLIT_K"}),
+)
