@@ -171,10 +171,14 @@ def choose_kernels(request: GemmRequest, device: DeviceSpec) -> tuple[KernelChoi
         return choice
     splits, parts = 1, choice
     if choice.kernel == "gemm.dense":
-        shared = _shared_out(request, device)
-        if shared is not None:
+        kept = find_configuration("gemm.dense", device, str(dense_class(request)))
+        if kept is not None:
+            splits = kept.trial.configuration["SPLIT_K"]
+            parts = choice = _kept_form(request, choice, splits)
+        elif (shared := _shared_out(request, device)) is not None:
             return shared
-        splits = DENSE_SPLITS if choice.config.startswith("split") else 1
+        else:
+            splits = DENSE_SPLITS if choice.config.startswith("split") else 1
     elif request.tokens.high <= FEW_ROWS:
         parts, splits = split_of(request, device, choice.kernel) or (choice, 1)
     if splits == 1:
@@ -193,14 +197,24 @@ def dense_class(request: GemmRequest) -> ShapeClass:
     return shape_class(request.dtype, form, request.tokens.high, {"n": request.n, "k": request.k})
 
 
+def _kept_form(request: GemmRequest, choice: KernelChoice, splits: int) -> KernelChoice:
+    """The form of a dense product in a kept configuration, which may cut K where the default does
+    not, or the reverse. Cut, it stores parts, whatever becomes of their sum."""
+    if request.tokens.high > FEW_ROWS:
+        return choice
+    suffix = dense_suffix(request)
+    if splits == 1 and request.out_dtype == "float32" != request.dtype:
+        suffix += "-float32"
+    return KernelChoice(choice.kernel, choice.dtype, ("small" if splits == 1 else "split") + suffix)
+
+
 def _shared_out(
     request: GemmRequest, device: DeviceSpec
 ) -> tuple[KernelChoice, KernelChoice] | None:
-    """The kernels of a dense product that is shared out evenly; None for whole tiles, which a
-    configuration that is kept always has."""
+    """The kernels of a dense product that is shared out evenly; None for whole tiles."""
     bound = bind_schedule(request, device)
     share = None if bound is None else bound.share(request.tokens.high)
-    if share is None or find_configuration("gemm.dense", device, str(dense_class(request))):
+    if share is None:
         return None
     return (
         KernelChoice("gemm.stream_k", request.dtype, share.config),

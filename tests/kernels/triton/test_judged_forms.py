@@ -277,6 +277,28 @@ def test_many_rows_of_dense_products(
     assert all(choice.config == ("large" if units == 132 else "wide") for choice in choices)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_120"])
+def test_many_rows_with_a_residual(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded_products(monkeypatch)
+    for units, config in ((0, "wide-residual"), (16, "wide-residual"), (132, "large-residual")):
+        device = with_units(arch, units)
+        for dtype in ("bfloat16", "float16"):
+            request = FusedGemmRequest(
+                n=N, k=256, dtype=dtype, weight_format=FORMATS[dtype], has_residual=True,
+                tokens=TokenRange(2048, 2048),
+            )  # fmt: skip
+            choices = fused_limits.choose_kernels(request, device)
+            assert not isinstance(choices, Reason)
+            assert [choice.config for choice in choices] == [config]
+            assert not fused_limits.not_supported_reasons(request, device)
+            x, residual = (torch.zeros(2048, n, dtype=getattr(torch, dtype)) for n in (256, N))
+            fused.bind(request, device, weight=weight_of(dtype, 256))(x, residual)
+            (launched,) = found["_gemm_kernel"]
+            variant = compiled("fused_gemm.dense", arch, dtype, config)
+            check_product(launched, variant, request)
+            found["_gemm_kernel"].clear()
+
+
 def request_of_rows(rows: int) -> GemmRequest:
     return GemmRequest(
         n=N, k=2176, dtype="bfloat16", weight_format=FORMATS["bfloat16"],

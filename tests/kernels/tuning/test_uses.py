@@ -21,6 +21,7 @@ from hal_kernels.gemm import triton_limits as gemm_limits
 from hal_kernels.norm import triton_limits as norm_limits
 from hal_kernels.tuning.session import TuningSession, TuningTask
 from hal_kernels.tuning.store import user_store
+from hal_kernels.tuning.tunable import Default
 from hal_kernels.tuning.uses import kernel_uses
 
 
@@ -73,6 +74,33 @@ def test_a_kept_configuration_is_what_a_plan_says(
     assert use.code == "native: 4× mma, " + use.code.partition("mma, ")[2]
     (other,) = kernel_uses("gemm", gemm_limits.not_supported_reasons, product(64, 256, 4), device)
     assert other.basis == "default"
+
+
+@pytest.mark.parametrize("k", [1024, 4096])  # by default whole, and in four parts
+@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("out_dtype", ["", "float32"])
+def test_a_kept_product_is_judged_by_the_parts_that_it_has(
+    k: int, splits: int, out_dtype: str, device: DeviceSpec, task: Callable[..., TuningTask],
+    compiler: Any,
+) -> None:  # fmt: skip
+    one = task("gemm.dense", f"n=64,k={k},rows=4")
+    kept = one.configurations[0] | {"SPLIT_K": splits}
+    tunable = dataclasses.replace(
+        one.tunable, space=lambda *_: (), default_of_units=None,
+        default=lambda *_: Default(config="small", configuration=kept),
+    )  # fmt: skip
+    alone = dataclasses.replace(one, tunable=tunable)
+    TuningSession(user_store(), compile=compiler()).run([alone], lambda *_: None)
+    request = dataclasses.replace(product(64, k, 4, "bfloat16"), out_dtype=out_dtype)
+    ending = "-float32" * bool(out_dtype)
+    parts, *total = kernel_uses("gemm", gemm_limits.not_supported_reasons, request, device)
+    assert (parts.kernel, parts.basis) == ("gemm.dense", "modelled")
+    if splits == 1:
+        assert (parts.config, total) == (f"bfloat16 small{ending}", [])
+    else:
+        assert parts.config == "bfloat16 split"
+        assert [use.config for use in total] == [f"split8-plain{ending}"]
+    assert not gemm_limits.not_supported_reasons(request, device)
 
 
 def test_what_is_kept_for_another_source_is_told_and_not_used(
