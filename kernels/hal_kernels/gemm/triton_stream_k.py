@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 
@@ -14,6 +15,7 @@ from hal_kernels.gemm.stream_k_schedule import Schedule
 from hal_kernels.gemm.stream_k_variants import FIX_UP_ROWS
 from hal_kernels.gemm.triton_results import EPILOGUES
 
+_KEPT_SHARES = 32  # numbers of rows of a call site: decodes come again and again
 Attempt = Callable[[torch.Tensor, torch.Tensor], bool]
 
 
@@ -29,9 +31,10 @@ def bind_stream_k(
     bound = bind_schedule(request, device)
     if bound is None:
         return None
+    share_of = lru_cache(maxsize=_KEPT_SHARES)(bound.share)
 
     def attempt(x: torch.Tensor, y: torch.Tensor) -> bool:
-        share = bound.share(x.shape[0])
+        share = share_of(x.shape[0])
         if share is None:
             return False
         _launch(request, share.schedule, share.tiles, (x, weight, bias, y))
