@@ -14,6 +14,9 @@ from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES
 from hal.plan import OpSite, PlannedOp
 from hal.roofline import measured_elsewhere, unverified_rates
 
+_RANKED = "configuration ranked by a model for this device, and not measured on it"
+_DEFAULT = "configuration not measured on this device"
+
 
 def decided_notes(ops: Sequence[PlannedOp]) -> list[str]:
     """Of the chosen implementations."""
@@ -42,14 +45,21 @@ def rate_notes(sites: Sequence[OpSite], device: DeviceSpec, link: GroupLink | No
 
 
 def _untuned_notes(ops: Sequence[PlannedOp]) -> list[str]:
-    """Chosen implementations that run with a configuration nobody measured on the device."""
-    names: dict[str, set[str]] = {}
+    """Chosen implementations that run with a configuration nobody measured on the device: ranked by
+    a model, or what they have by default."""
+    names: dict[tuple[str, str], set[str]] = {}
     for op in ops:
-        if op.choice.untuned and not _is_measured(op):
-            names.setdefault(op.choice.untuned, set()).add(op.choice.name)
+        if not op.choice.untuned or _is_measured(op):
+            continue
+        bases = {use.basis for use in planned_uses(op)}
+        if "modelled" in bases:
+            names.setdefault((_RANKED, ""), set()).add(op.choice.name)
+        if not {"modelled", "measured"} & bases or "default" in bases:
+            rests_on = f" ({op.choice.untuned})"
+            names.setdefault((_DEFAULT, rests_on), set()).add(op.choice.name)
     return [
-        f"configuration not measured on this device: {', '.join(sorted(chosen))} ({text})"
-        for text, chosen in names.items()
+        f"{text}: {', '.join(sorted(chosen))}{rests_on}"
+        for (text, rests_on), chosen in names.items()
     ]
 
 

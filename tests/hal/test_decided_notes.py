@@ -14,21 +14,27 @@ from hal.plan import OpSite
 from hal.planner import PlanInputs, plan_ops
 from hal.waivers import WaiverBook
 
+_DEFAULT = "configuration not measured on this device: one (read in machine code)"
+_RANKED = "configuration ranked by a model for this device, and not measured on it: one"
+
 
 @pytest.mark.parametrize(
-    ("bases", "is_said"),
+    ("bases", "said"),
     [
-        ((), True),
-        (("default",), True),
-        (("modelled",), True),
-        (("fixed",), True),
-        (("measured",), False),
-        (("measured", "fixed"), False),
-        (("measured", "default"), True),
+        ((), [_DEFAULT]),
+        (("default",), [_DEFAULT]),
+        (("modelled",), [_RANKED]),
+        (("modelled", "fixed"), [_RANKED]),
+        (("modelled", "measured"), [_RANKED]),
+        (("modelled", "default"), [_RANKED, _DEFAULT]),
+        (("fixed",), [_DEFAULT]),
+        (("measured",), []),
+        (("measured", "fixed"), []),
+        (("measured", "default"), [_DEFAULT]),
     ],
 )
 def test_a_configuration_that_nobody_measured_is_said(
-    device: DeviceSpec, candidate: Any, gemm: Any, bases: tuple[str, ...], is_said: bool
+    device: DeviceSpec, candidate: Any, gemm: Any, bases: tuple[str, ...], said: list[str]
 ) -> None:
     uses = tuple(KernelUse(kernel=f"k{i}", basis=basis) for i, basis in enumerate(bases))
     chosen = candidate("one", untuned="read in machine code", kernel_uses=lambda _: uses)
@@ -39,8 +45,7 @@ def test_a_configuration_that_nobody_measured_is_said(
         candidates=lambda op, _: [chosen],
         waivers=WaiverBook(),
     )
-    said = "configuration not measured on this device: one (read in machine code)"
-    assert decided_notes(plan_ops(inputs).ops) == ([said] if is_said else [])
+    assert decided_notes(plan_ops(inputs).ops) == said
 
 
 def test_workspace_is_said_at_its_most(device: DeviceSpec, candidate: Any, gemm: Any) -> None:

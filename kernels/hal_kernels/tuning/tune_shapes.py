@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hal.errors import SettingsError, UsageError
 from hal.processes import ProcessEnd, run_bounded
+from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.targets import Target
 from hal_kernels.tuning.shapes import ShapeClass, parse_shape
 from hal_kernels.tuning.tunable import TunableKernel
@@ -46,14 +47,23 @@ def _named(kernel: TunableKernel, text: str, target: Target) -> ShapeClass:
 
 
 def _check_is_compiled(kernel: TunableKernel, shape: ShapeClass, target: Target) -> None:
-    """Not every form is of every dtype, nor on every target: raises ValueError if this is not."""
+    """Not every kernel is of every target, nor every form of every dtype: raises ValueError before
+    the work if this is not."""
+    compiled = {(one.dtype, one.config) for one in find_kernel(kernel.kernel).variants(target)}
+    if not compiled:
+        raise ValueError(
+            f"required an architecture that {kernel.kernel} is compiled for, found {target.arch}, "
+            "which has other kernels for it (`hal kernels list`)"
+        )
     try:
-        kernel.default(target, shape)
-    except KeyError as error:
+        is_there = (shape.dtype, kernel.default(target, shape).config) in compiled
+    except KeyError:
+        is_there = False
+    if not is_there:
         raise ValueError(
             f"required a dtype and a form that {target.arch} has a variant of, found {shape.dtype} "
             f"with {shape.form}"
-        ) from error
+        )
 
 
 def classes_of_model(

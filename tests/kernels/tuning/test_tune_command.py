@@ -110,6 +110,8 @@ def test_an_interruption_says_that_the_same_command_goes_on(hal: Hal, data_home:
         (DEVICE, "--shape or --model"),
         ((*SHAPE, "--model", "glm-5", *DEVICE), "both"),
         ((*SHAPE[2:], *DEVICE), "one --kernel"),
+        (("--kernel", "gemm.mxfp8", *SHAPE[2:], "--device", "rtx-4090"), "gemm.mxfp8 is compiled"),
+        (("--kernel", "gemm.fp8_block", *SHAPE[2:], "--device", "radeon-pro-w7900"), "gfx1100"),
     ],
     ids=[
         "kernel",
@@ -122,6 +124,8 @@ def test_an_interruption_says_that_the_same_command_goes_on(hal: Hal, data_home:
         "neither",
         "both",
         "all",
+        "architecture",
+        "no-fp8",
     ],
 )
 def test_what_cannot_be_tuned_is_refused(hal: Hal, arguments: tuple[str, ...], told: str) -> None:
