@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hal.candidates import KernelCandidate, KernelUse, SemanticNote, Work
-from hal.errors import SelectionError, SettingsError
+from hal.errors import PlanError, SelectionError, SettingsError
 from hal.ops.request import OpRequest
 from hal.reasons import Reason, ReasonKind
 
@@ -35,7 +35,7 @@ def _ask(
 ) -> _Answer:
     try:
         return answer()
-    except SettingsError:  # a file of the user's that it reads is wrong, and says so itself
+    except (SettingsError, PlanError):  # a file that it reads is wrong, and says so itself
         raise
     except (Exception, SystemExit) as error:
         raise SelectionError(

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_devices import gpu
 from hal.errors import PlanError
-from hal_kernels.aot import compiling, source_state
+from hal_kernels.aot import compiling, source_state, triton_versions
 from hal_kernels.aot.catalogue import find_kernel
 from hal_kernels.aot.checking import check_kernel
 from hal_kernels.aot.cli import kernels_document
@@ -172,3 +172,17 @@ def test_where_there_is_no_evidence_it_is_said_why(
     assert "gemm.mxfp8 on sm_80: not meant for" in capsys.readouterr().out
     print_evidence([find_kernel(KERNEL)], [find_target(ARCH)], tmp_path)
     assert "no evidence is stored" in capsys.readouterr().out
+
+
+def test_a_plan_names_the_damaged_file_and_not_the_plug_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def damaged(kernel: str, target: str, *rest: Path) -> KernelEvidence | None:
+        if kernel == KERNEL:
+            raise PlanError(f"kernel evidence {kernel}.json of {target}", "a", "b", "c")
+        return read_evidence(kernel, target, *rest)
+
+    monkeypatch.setattr(triton_versions, "read_evidence", damaged)
+    with pytest.raises(PlanError) as raised:
+        plan("qwen3-30b-a3b", profile("rtx-pro-6000-blackwell-server"), 1)
+    assert raised.value.who == f"kernel evidence {KERNEL}.json of {ARCH}"
