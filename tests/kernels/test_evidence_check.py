@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from absent_plans import plan, profile
 from gpu_devices import gpu
 from hal.errors import PlanError
 from hal_kernels.aot import compiling, source_state, triton_versions
