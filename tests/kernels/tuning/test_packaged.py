@@ -15,7 +15,7 @@ from hal_kernels.aot.targets import find_target
 from hal_kernels.tuning import store
 from hal_kernels.tuning.configuration_files import ConfigurationFile
 from hal_kernels.tuning.shapes import parse_shape
-from hal_kernels.tuning.store import PACKAGED, is_current, load_configurations
+from hal_kernels.tuning.store import PACKAGED, is_current, load_configurations, tuned_rows
 from hal_kernels.tuning.tunable_kernels import TUNABLE
 from packaged_configurations import GROUPS, LARGE, SMALL, a_line_an_entry
 
@@ -113,8 +113,31 @@ def test_a_stale_one_is_seen_by_its_hash(monkeypatch: pytest.MonkeyPatch) -> Non
     device, model = "rtx-pro-6000-blackwell-server", "deepseek-v4.1-flash"
     kept = {key for key, use in uses_of(device, model).items() if use.basis == "modelled"}
     assert kept
+    assert all(launches_what_is_kept(device, *key) for key in kept)
     monkeypatch.setattr(store, "code_hash", lambda kernel: "0" * 16)
     after: dict[Any, KernelUse] = uses_of(device, model)
     for key in kept:
         assert after[key].basis == "default"
         assert "for another source and not used" in after[key].note
+        assert not launches_what_is_kept(device, *key)
+
+
+def launches_what_is_kept(device: str, kernel: str, text: str) -> bool:
+    """Whether a launcher that is bound for a class takes a configuration that is kept for it, and
+    not its own default."""
+    spec, tunable = profile(device), TUNABLE[kernel]
+    target = find_target(spec.arch)
+    shape = parse_shape(
+        text,
+        size_names=tunable.size_names,
+        forms=tunable.forms,
+        dtypes=tunable.dtypes(target),
+    )
+    default = tunable.default_on(target, shape, spec).configuration
+    found = tuned_rows((kernel, shape), spec)
+    chosen = found.choose(shape.rows, default)
+    entry = document(PACKAGED / device / f"{kernel}.json").find(text, "modelled")
+    best = entry.best() if entry else None
+    assert best is not None
+    assert chosen == (best.configuration if found.covers(shape.rows) else default)
+    return found.covers(shape.rows)
