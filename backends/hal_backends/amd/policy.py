@@ -20,7 +20,7 @@ def device_policy(device: DeviceSpec) -> DevicePolicy:
     disabled = dict(_CUDA_ONLY)
     if device.arch not in _KNOWN_TO_WORK:
         why = (
-            "all-reduce through peers' memory is known to work on gfx942 and gfx950 only; "
+            "exchange through peers' memory is known to work on gfx942 and gfx950 only; "
             f"{device.arch} uses RCCL (vLLM platforms/rocm.py)"
         )
         disabled |= dict.fromkeys(PEER_MEMORY, why)
