@@ -16,9 +16,15 @@ import torch
 from gpu_cases.case import Bench, Case, CaseMaker
 from hal.ops.norm import RmsNormRequest
 from hal.ops.norm import reference as exact_norm
-from hal_kernels.collective.layout import Algorithm, BufferLayout, buffer_layout
+from hal_kernels.collective.layout import (
+    Algorithm,
+    BufferLayout,
+    buffer_layout,
+    norm_row_block,
+)
 from hal_kernels.collective.peer_buffers import PeerBuffers
 from hal_kernels.collective.triton import Kernel, bind_all_reduce_norm, bind_to_buffers
+from hal_kernels.collective.triton_variants import MOST_NORM_WIDTH
 
 _RANKS = 2
 _TURNS = 3  # the second phase of a two-shot sum is right in the third
@@ -42,11 +48,15 @@ def makers() -> Iterator[CaseMaker]:
         kernels=("collective.all_reduce_one_shot",),
         make=lambda b: collective_case(b, "one_shot", True, "fp8_e4m3fn"),
     )
-    yield CaseMaker(
-        name="all_reduce_norm, two ranks on one device",
-        kernels=("collective.all_reduce_norm",),
-        make=norm_case,
-    )
+    for rows, kernel, sizes in (
+        ("rows", "all_reduce_norm", (4096, 264)),
+        ("wide rows", "all_reduce_norm_looped", (16_384, 8200)),
+    ):
+        yield CaseMaker(
+            name=f"all_reduce_norm of {rows}, two ranks on one device",
+            kernels=(f"collective.{kernel}",),
+            make=lambda b, sizes=sizes: norm_case(b, b.size(*sizes)),
+        )
 
 
 class _Ranks:
@@ -157,9 +167,8 @@ def collective_case(bench: Bench, algorithm: Algorithm, is_push: bool, wire: str
     )
 
 
-def norm_case(bench: Bench) -> Case:
-    rows, hidden = bench.size(64, 3), bench.size(4096, 264)
-    block = 1 << (hidden - 1).bit_length()
+def norm_case(bench: Bench, hidden: int) -> Case:
+    rows, block = bench.size(64, 3), norm_row_block(hidden, MOST_NORM_WIDTH)
     layout = buffer_layout("one_shot", _RANKS, rows * block, element_bytes=2, row_block=block)
     parts, residual = [bench.bf16(rows, hidden) for _ in range(_RANKS)], bench.bf16(rows, hidden)
     weight = (bench.randn(hidden).abs() + 0.5).bfloat16()

@@ -146,7 +146,7 @@ def _with_norm(device: DeviceSpec) -> Offer:
             norm_not_supported_reasons(r, device),
         ),
         load=load,
-        leaf=(Leaf(kind="kernel", name="_all_reduce_norm_kernel"),),
+        leaf=(Leaf(kind="kernel", name="_all_reduce_norm_kernel|_all_reduce_norm_looped_kernel"),),
         requires=("triton",),
         is_graph_safe=True,
     )

@@ -9,6 +9,9 @@ Algorithm = Literal["one_shot", "two_shot", "reduce_scatter", "all_gather"]
 
 BLOCK = 2048  # elements of a tile: 16 bytes of bfloat16 for each of 256 threads
 _THREADS = BLOCK // 8
+# Columns of a row with its norm that is not held in registers. With more one direction spills on
+# sm_90 or sm_100: see the evidence.
+LOOPED_BLOCK = 2048
 WIRE_GROUP = 128  # elements that share a scale on the wire
 MOST_PROGRAMS = 32  # fewer than the multiprocessors of every target, so that all are resident
 _PHASES = 2
@@ -75,6 +78,13 @@ def norm_warps(row_block: int, warp_size: int) -> int:
     """Of a row with its norm: 16 elements a thread, as far as a block has threads. With 8, ptxas
     keeps sm_80 and sm_89 to 32 and 40 registers and spills one of them: see the evidence."""
     return max(4, min(1024, row_block // 16) // warp_size)
+
+
+def norm_row_block(width: int, most_in_registers: int) -> int:
+    """Elements of a half that a row with its norm takes: a tile, or so many of `LOOPED_BLOCK`."""
+    if width > most_in_registers:
+        return _up(width, LOOPED_BLOCK)
+    return 1 << max(0, width - 1).bit_length()
 
 
 def part_elements(num_elements: int, world_size: int) -> int:

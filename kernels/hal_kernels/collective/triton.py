@@ -6,24 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 
 from hal.device import DeviceSpec
 from hal.ops.collective import CollectiveGroup, CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
 from hal.ops.formats import DTYPE_BYTES
+from hal_kernels.collective import looped_norm_kernels
 from hal_kernels.collective import triton_kernels as kernels
 from hal_kernels.collective.layout import (
     BLOCK,
+    LOOPED_BLOCK,
     WIRE_GROUP,
     Algorithm,
     BufferLayout,
     buffer_layout,
+    norm_row_block,
     norm_warps,
     num_warps,
     part_elements,
 )
 from hal_kernels.collective.peer_buffers import PeerBuffers, symmetric_buffers
+from hal_kernels.collective.triton_variants import MOST_NORM_WIDTH
 
 # Polls of a flag before a peer is given up. Not measured: at the microsecond or so that a poll of
 # one's own memory should take, some twenty seconds.
@@ -75,7 +78,7 @@ def bind_norm(
 
     Raises RuntimeError where the devices cannot map each other's memory.
     """
-    block = triton.next_power_of_2(request.width)
+    block = norm_row_block(request.width, MOST_NORM_WIDTH)
     layout = buffer_layout(
         "one_shot",
         request.world_size,
@@ -195,22 +198,34 @@ def bind_all_reduce_norm(
     max_polls: int = MAX_POLLS,
 ) -> Kernel:
     """kernel(x[T, H], residual[T, H]) -> (y, residual): all-reduce, residual add and RMS norm in
-    one kernel; the residual is updated in place. The layout needs row_block = next power of 2."""
+    one kernel; the residual is updated in place. The layout needs the row_block of
+    `norm_row_block`."""
     hidden = weight.numel()
+    row = norm_row_block(hidden, MOST_NORM_WIDTH)
+    is_looped = hidden > MOST_NORM_WIDTH
+    block = LOOPED_BLOCK if is_looped else row
+    constants = {
+        "WORLD": buffers.world_size, "BLOCK": block, "IS_PUSH": is_push, "USE_PTX": use_ptx,
+        "num_warps": norm_warps(block, warp_size),
+    }  # fmt: skip
 
     def all_reduce_norm(
         x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        block = triton.next_power_of_2(hidden)
-        _check(x, buffers.layout.slot_elements // block * hidden, 1)
+        layout = buffers.layout
+        _check(x, layout.slot_elements // row * hidden, 1)
         y = torch.empty_like(x)
-        kernels._all_reduce_norm_kernel[(buffers.layout.programs,)](
-            x, residual, weight, y, buffers.addresses, buffers.epochs, buffers.status,
-            buffers.rank, x.shape[0], hidden, eps, buffers.layout.slot_elements,
-            buffers.layout.half_bytes, buffers.layout.flag_offset, max_polls,
-            WORLD=buffers.world_size, BLOCK=block, IS_PUSH=is_push, USE_PTX=use_ptx,
-            num_warps=norm_warps(block, warp_size),
-        )  # fmt: skip
+        operands = (x, residual, weight, y, buffers.addresses, buffers.epochs, buffers.status)
+        sizes = (buffers.rank, x.shape[0], hidden, eps)
+        offsets = (layout.slot_elements, layout.half_bytes, layout.flag_offset, max_polls)
+        if is_looped:
+            looped_norm_kernels._all_reduce_norm_looped_kernel[(layout.programs,)](
+                *operands, *sizes, row, *offsets, **constants
+            )
+        else:
+            kernels._all_reduce_norm_kernel[(layout.programs,)](
+                *operands, *sizes, *offsets, **constants
+            )
         return y, residual
 
     return all_reduce_norm

@@ -12,9 +12,13 @@ from hal.ops.formats import DTYPE_BYTES
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.collective.layout import WIRE_GROUP, Algorithm
-from hal_kernels.collective.triton_variants import NO_FP8_WIRE, config_of, norm_config_of
+from hal_kernels.collective.triton_variants import (
+    NO_FP8_WIRE,
+    config_of,
+    norm_config_of,
+    norm_kernel_of,
+)
 
-MOST_NORM_WIDTH = 8192
 _ADDED = "bfloat16"
 _KERNELS: Mapping[Algorithm, str] = MappingProxyType(
     {
@@ -66,26 +70,17 @@ def _no_fp8_wire(arch: str) -> Reason:
 def norm_not_supported_reasons(
     request: AllReduceNormRequest, device: DeviceSpec
 ) -> Sequence[Reason]:
-    """Empty if the kernel that norms the sum as well serves. A row is one tile of it."""
-    kernel = "collective.all_reduce_norm"
+    """Empty if the kernel that norms the sum as well serves. A row is one tile of it, or several
+    where registers do not hold it."""
+    kernel = norm_kernel_of(request.width)
     config = norm_config_of(request.world_size, request.width, request.transport)
-    reasons = [
+    return [
         *(
             _dtype_reasons(kernel, request)
             or evidence_reasons(kernel, device, dtype="", config=config)
         ),
         *_width_reasons(request.width, 16 // DTYPE_BYTES[request.dtype]),
     ]
-    if request.width > MOST_NORM_WIDTH:
-        reasons.append(
-            Reason(
-                what="width",
-                required=f"at most {MOST_NORM_WIDTH}: a row is held in registers",
-                found=str(request.width),
-                kind=ReasonKind.ARGUMENT,
-            )
-        )
-    return reasons
 
 
 def _dtype_reasons(kernel: str, request: CollectiveRequest) -> list[Reason]:

@@ -13,6 +13,7 @@ from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.collective.layout import (
     BLOCK,
+    LOOPED_BLOCK,
     WIRE_GROUP,
     Algorithm,
     norm_warps,
@@ -21,6 +22,7 @@ from hal_kernels.collective.layout import (
 
 _WORLDS = (2, 8)
 _NORM_WIDTHS = (4096, 8192)
+MOST_NORM_WIDTH = _NORM_WIDTHS[-1]  # of a row that is held in registers
 # A conversion would be emulated bit by bit; on gfx1201 it is not, but the sums spill.
 NO_FP8_WIRE = ("sm_80", "gfx90a", "gfx1100", "gfx1201")
 _MODULE = "hal_kernels.collective.triton_kernels"
@@ -66,11 +68,17 @@ def config_of(algorithm: Algorithm, world_size: int, transport: str, *, has_fp8_
 
 
 def norm_config_of(world_size: int, width: int, transport: str) -> str:
-    """The same, of an all-reduce with its norm: and of the nearest width that is no smaller."""
+    """The same, of an all-reduce with its norm: and of the nearest width that is no smaller, where
+    a row is held in registers."""
     world, direction = 8 if world_size > 2 else 2, "push" if transport == "pcie" else "pull"
-    return (
-        f"w{world}-h{next((w for w in _NORM_WIDTHS if width <= w), _NORM_WIDTHS[-1])}-{direction}"
-    )
+    if width > MOST_NORM_WIDTH:
+        return f"w{world}-{direction}"
+    return f"w{world}-h{next(w for w in _NORM_WIDTHS if width <= w)}-{direction}"
+
+
+def norm_kernel_of(width: int) -> str:
+    """The kernel of an all-reduce with its norm: rows beyond `MOST_NORM_WIDTH` go tile by tile."""
+    return f"collective.all_reduce_norm{'_looped' * (width > MOST_NORM_WIDTH)}"
 
 
 def _constants(target: Target, world: int, is_push: bool, wire: str | None) -> dict[str, Any]:
@@ -161,11 +169,26 @@ def _all_reduce_norm(target: Target) -> Sequence[KernelVariant]:
     )
 
 
-def _kernel(name: str, function: str, variants: Any) -> TritonKernel:
+def _all_reduce_norm_looped(target: Target) -> Sequence[KernelVariant]:
+    return tuple(
+        _variant(
+            f"w{world}-{'push' if is_push else 'pull'}",
+            ("x_TH_ptr", "residual_TH_ptr", "weight_H_ptr", "y_TH_ptr"),
+            {"T": "i32", "H": "i32", "eps": "fp32", "row_elements": "i32"},
+            ("H", "row_elements"),
+            _constants(target, world, is_push, None) | {"BLOCK": LOOPED_BLOCK},
+            norm_warps(LOOPED_BLOCK, target.warp_size),
+        )
+        for world in _WORLDS
+        for is_push in (True, False)
+    )
+
+
+def _kernel(name: str, function: str, variants: Any, module: str = _MODULE) -> TritonKernel:
     return TritonKernel(
         name=f"collective.{name}",
         op="collective",
-        module=_MODULE,
+        module=module,
         function=function,
         variants=variants,
         uses_matrix_unit=False,
@@ -179,4 +202,8 @@ KERNELS = (
     _kernel("reduce_scatter", "_reduce_scatter_kernel", _reduce_scatter),
     _kernel("all_gather", "_all_gather_kernel", _all_gather),
     _kernel("all_reduce_norm", "_all_reduce_norm_kernel", _all_reduce_norm),
-)
+    _kernel(
+        "all_reduce_norm_looped", "_all_reduce_norm_looped_kernel", _all_reduce_norm_looped,
+        "hal_kernels.collective.looped_norm_kernels",
+    ),
+)  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+import hal_kernels.collective.looped_norm_kernels as looped_norm_kernels
 import hal_kernels.collective.triton_kernels as kernels
 from gpu_devices import gpu
 from hal.device import DeviceSpec
@@ -18,7 +19,7 @@ from hal.ops.collective import CollectiveRequest
 from hal.ops.collective_norm import AllReduceNormRequest
 from hal_kernels.aot.limits import evidence_asked
 from hal_kernels.aot.targets import TARGETS, find_target
-from hal_kernels.collective.layout import Algorithm, buffer_layout
+from hal_kernels.collective.layout import Algorithm, buffer_layout, norm_row_block
 from hal_kernels.collective.triton import (
     _device_options,
     bind_all_reduce_norm,
@@ -28,6 +29,7 @@ from hal_kernels.collective.triton_limits import (
     norm_not_supported_reasons,
     not_supported_reasons,
 )
+from hal_kernels.collective.triton_variants import MOST_NORM_WIDTH
 from recorded_launches import compiled, recorded
 
 ARCHES = [target.arch for target in TARGETS]
@@ -101,7 +103,8 @@ def test_collectives(
 @pytest.mark.parametrize("transport", ["pcie", "nvlink"])
 def test_the_sum_with_its_norm(arch: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = device_of(arch)
-    for world, width in ((2, 4096), (8, 4096), (2, 8192), (8, 8192), (8, 7168)):
+    widths = ((2, 4096), (8, 4096), (2, 8192), (8, 8192), (8, 7168), (2, 16_384), (8, 10_240))
+    for world, width in widths:
         request = AllReduceNormRequest(
             kind="all_reduce", world_size=world, width=width, dtype="bfloat16", transport=transport
         )
@@ -109,14 +112,17 @@ def test_the_sum_with_its_norm(arch: str, transport: str, monkeypatch: pytest.Mo
             continue
         (query,) = evidence_asked(norm_not_supported_reasons, request, device)
         variant = compiled(query.kernel, arch, query.dtype, query.config)
-        block = 1 << (width - 1).bit_length()
+        is_looped = width > MOST_NORM_WIDTH
+        assert query.kernel == f"collective.all_reduce_norm{'_looped' * is_looped}"
+        block = norm_row_block(width, MOST_NORM_WIDTH)
+        function = f"_all_reduce_norm{'_looped' * is_looped}_kernel"
         with monkeypatch.context() as patch:
-            found = recorded(patch, [kernels], "_all_reduce_norm_kernel")
+            found = recorded(patch, [kernels, looped_norm_kernels], function)
             rows = torch.ones(ROWS, width).bfloat16()
             bind_all_reduce_norm(
                 buffers("one_shot", world, ROWS * block, "", block), torch.ones(width), 1e-6,
                 is_push=transport == "pcie", **_device_options(device),
             )(rows, rows)  # fmt: skip
-            (launched,) = found["_all_reduce_norm_kernel"]
+            (launched,) = found[function]
         assert {name: launched[name] for name in variant.constants} == variant.constants
         assert launched["num_warps"] == variant.num_warps

@@ -21,10 +21,12 @@ from hal_kernels.collective.layout import (
     Algorithm,
     BufferLayout,
     buffer_layout,
+    norm_row_block,
     part_elements,
 )
 from hal_kernels.collective.peer_buffers import PeerBuffers, PeerTimeoutError
 from hal_kernels.collective.triton import bind_all_reduce_norm, bind_to_buffers
+from hal_kernels.collective.triton_variants import MOST_NORM_WIDTH
 from peer_ranks import run_ranks
 
 _CALLS = 3  # both halves of the buffers, and one of them again
@@ -177,13 +179,13 @@ def test_a_rounded_wire_keeps_what_is_not_finite(
 
 
 @SIDES
-@pytest.mark.parametrize("hidden", [128, 576])
+@pytest.mark.parametrize("hidden", [128, 576, 8200, 12_288])  # the last two go tile by tile
 def test_all_reduce_norm(hidden: int, is_push: bool) -> None:
     world, rows, eps = 2, 5, 1e-5
     calls = messages(world, (rows, hidden), torch.bfloat16)
     weight = torch.rand(hidden).to(torch.bfloat16)
     residual = torch.randn(rows, hidden).to(torch.bfloat16)
-    block = 1 << (hidden - 1).bit_length()
+    block = norm_row_block(hidden, MOST_NORM_WIDTH)
     layout = buffer_layout("one_shot", world, rows * block, element_bytes=2, row_block=block)
 
     def work(buffers: PeerBuffers) -> list[Any]:
