@@ -6,7 +6,6 @@ but of its grid and of the sum behind it. Free of torch and triton.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from hal.ops.formats import FORMATS as WEIGHT_FORMATS
 from hal.ops.formats import WeightFormat
 from hal.ops.gemm import GemmRequest
-from hal.ops.request import TokenRange
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.split_k_schedule import LEAST_COLUMNS, SPLITS, splits_of
 from hal_kernels.gemm.split_k_variants import FORMS, KERNELS, split_k_tiles
@@ -131,25 +129,11 @@ def _format_of(name: str) -> WeightFormat:
 
 
 def _call(shape: ShapeClass, device: Any) -> Call:
-    import torch
+    from hal_kernels.gemm.triton_tuning import call_of
 
-    from hal.ops.formats import torch_dtype
-    from hal_kernels.gemm.triton_tuning import random_weight
-
-    weight_format, n, k = _format_of(_name(shape)), shape.size("n"), shape.size("k")
-    packed = random_weight(weight_format, n, k)
-    moved: dict[str, Any] = {
-        field.name: value.to(device)
-        for field in dataclasses.fields(packed)
-        if isinstance(value := getattr(packed, field.name), torch.Tensor)
-    }
     dtype = "float16" if shape.dtype == "float16" else "bfloat16"
-    request = GemmRequest(
-        n=n, k=k, dtype=dtype, weight_format=weight_format, tokens=TokenRange(1, shape.rows),
-        epilogue="silu_gated" if _is_gated(shape) else "none",
-    )  # fmt: skip
-    x = torch.randn(shape.rows, k, device=device).to(torch_dtype(dtype))
-    return Call(request=request, static={"weight": dataclasses.replace(packed, **moved)}, args=(x,))
+    form = _format_of(_name(shape))
+    return call_of(form, shape, device, is_gated=_is_gated(shape), dtype=dtype)
 
 
 TUNABLE = TunableKernel(

@@ -71,7 +71,7 @@ def whole_shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, Shape
     name = choice.config
     if choice.kernel == "gemm.dense":
         return choice.kernel, dense_class(request)
-    if choice.kernel == "gemm.weight_only":
+    if choice.kernel in ("gemm.weight_only", "gemm.fp8_weight_only"):
         form = _without_alike(name.partition("-")[2])
     else:
         form = _without_alike(name.removesuffix("-small"))
@@ -256,6 +256,31 @@ def _dense_call(shape: ShapeClass, device: Any) -> Call:
     return Call(request=request, static=static, args=(x,))
 
 
+def call_of(
+    form: WeightFormat, shape: ShapeClass, device: Any, *, is_gated: bool, dtype: str = "bfloat16"
+) -> Call:
+    """A call with a random weight in a format, of rows in a dtype."""
+    import dataclasses
+
+    import torch
+
+    from hal.ops.formats import torch_dtype
+
+    n, k = shape.size("n"), shape.size("k")
+    packed = random_weight(form, n, k)
+    moved: dict[str, Any] = {
+        field.name: value.to(device)
+        for field in dataclasses.fields(packed)
+        if isinstance(value := getattr(packed, field.name), torch.Tensor)
+    }
+    request = GemmRequest(
+        n=n, k=k, dtype=dtype, weight_format=form, tokens=TokenRange(1, shape.rows),
+        epilogue="silu_gated" if is_gated else "none",
+    )  # fmt: skip
+    x = torch.randn(shape.rows, k, device=device).to(torch_dtype(dtype))
+    return Call(request=request, static={"weight": dataclasses.replace(packed, **moved)}, args=(x,))
+
+
 def random_weight(form: WeightFormat, n: int, k: int) -> Any:
     """A `QuantizedWeight` [N, K] on the host; of integers, random ones and scales."""
     import torch
@@ -277,25 +302,8 @@ def random_weight(form: WeightFormat, n: int, k: int) -> Any:
 
 def _quantised_call(kernel: str) -> Any:
     def call(shape: ShapeClass, device: Any) -> Call:
-        import dataclasses
-
-        import torch
-
         form: WeightFormat = FORMATS[_FORMATS[kernel, shape.form]]
-        n, k = shape.size("n"), shape.size("k")
-        packed = random_weight(form, n, k)
-        moved: dict[str, Any] = {
-            field.name: value.to(device)
-            for field in dataclasses.fields(packed)
-            if isinstance(value := getattr(packed, field.name), torch.Tensor)
-        }
-        request = GemmRequest(
-            n=n, k=k, dtype="bfloat16", weight_format=form, tokens=TokenRange(1, shape.rows),
-            epilogue="silu_gated" if _halves(shape) == 2 else "none",
-        )  # fmt: skip
-        x = torch.randn(shape.rows, k, device=device).to(torch.bfloat16)
-        static = {"weight": dataclasses.replace(packed, **moved)}
-        return Call(request=request, static=static, args=(x,))
+        return call_of(form, shape, device, is_gated=_halves(shape) == 2)
 
     return call
 

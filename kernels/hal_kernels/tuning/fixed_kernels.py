@@ -25,7 +25,6 @@ FIXED: Mapping[str, str] = MappingProxyType(
         "fused_gemm.fp8_widened": _BY_ROUNDING,
         "fused_gemm.mxfp8": _BY_ROUNDING,
         "fused_gemm.weight_only": _BY_ROUNDING,
-        "gemm.fp8_weight_only": _BY_EVIDENCE,
         "gemm.stream_k": "it shares out the tiles of gemm.dense, wide or square by the bytes that "
         "they ask for; a configuration that is kept for gemm.dense takes its place",
         "grouped_gemm.weight_only": _BY_EVIDENCE,

@@ -13,6 +13,7 @@ from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.attention import triton_tuning as attention
 from hal_kernels.block_sparse_attention import triton_tuning as block_sparse_attention
 from hal_kernels.compressed_attention import triton_tuning as compressed_attention
+from hal_kernels.gemm import fp8_weight_tuning as gemm_fp8_weight
 from hal_kernels.gemm import split_k_tuning as gemm_split_k
 from hal_kernels.gemm import triton_tuning as gemm
 from hal_kernels.grouped_gemm import triton_tuning as grouped_gemm
@@ -28,6 +29,7 @@ _KERNELS: tuple[TunableKernel, ...] = (
     *block_sparse_attention.TUNABLE,
     *compressed_attention.TUNABLE,
     *gemm.TUNABLE,
+    gemm_fp8_weight.TUNABLE,
     gemm_split_k.TUNABLE,
     *grouped_gemm.TUNABLE,
     *index_logits.TUNABLE,

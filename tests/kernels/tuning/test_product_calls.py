@@ -12,7 +12,13 @@ from hal_kernels.tuning.tunable_kernels import TUNABLE
 
 CALLS = [
     (kernel, form)
-    for kernel in ("gemm.fp8_block", "gemm.fp8_widened", "gemm.mxfp8", "gemm.weight_only")
+    for kernel in (
+        "gemm.fp8_block",
+        "gemm.fp8_weight_only",
+        "gemm.fp8_widened",
+        "gemm.mxfp8",
+        "gemm.weight_only",
+    )
     for form in TUNABLE[kernel].forms
 ]
 

@@ -16,6 +16,7 @@ from hal_kernels.attention.triton import bind as bind_attention
 from hal_kernels.attention.triton_kernels import _attention_decode_kernel
 from hal_kernels.gemm.triton import bind
 from hal_kernels.gemm.triton_kernels import _gemm_fp8_block_kernel, _gemm_kernel
+from hal_kernels.gemm.weight_only_kernels import _gemm_weight_only_kernel
 from hal_kernels.grouped_gemm.triton import bind as bind_grouped
 from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_kernel,
@@ -73,6 +74,7 @@ class Launches:
     [
         ("gemm.dense", _gemm_kernel, {"BLOCK_N": 32, "SPLIT_K": 2}),
         ("gemm.fp8_block", _gemm_fp8_block_kernel, {"BLOCK_N": 32, "num_warps": 8}),
+        ("gemm.fp8_weight_only", _gemm_weight_only_kernel, {"BLOCK_N": 32, "num_warps": 2}),
     ],
 )
 def test_a_launch_takes_the_configuration_of_its_class_and_no_other(
