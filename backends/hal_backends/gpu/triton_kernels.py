@@ -244,8 +244,10 @@ def _native(op: str, device: DeviceSpec) -> Offer:
 
 def _widened(op: str, device: DeviceSpec) -> Offer:
     def check(r: Any) -> list[Reason]:
+        meant = scope("quantised operands", multiplies_quantised(r), (True,))
+        if meant:  # what widens nothing says nothing of ranges of tokens either
+            return meant
         return gather(
-            scope("quantised operands", multiplies_quantised(r), (True,)),
             _common(op, device, r, ("emulated",)),
             any_feature(device, "matrix.bfloat16", "matrix.float16"),
         )
