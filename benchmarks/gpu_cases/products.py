@@ -43,9 +43,9 @@ def _dense_makers() -> Iterator[CaseMaker]:
             )
     for epilogue in ("none", "silu_gated"):
         yield CaseMaker(
-            name=f"gemm bf16 {epilogue}, stream-K",
+            name=f"gemm bf16 {epilogue}, stream-K{' in float32' * bool(out_dtype)}",
             kernels=("gemm.stream_k", "gemm.stream_k_fix_up"),
-            make=lambda b, epilogue=epilogue: stream_k_case(b, epilogue),
+            make=lambda b, epilogue=epilogue, out=out_dtype: stream_k_case(b, epilogue, out),
         )
     for name, kernels, rows in (
         ("bias", ("gemm.dense",), "many"),
@@ -186,7 +186,7 @@ def dense_case(
     )
 
 
-def stream_k_case(bench: Bench, epilogue: str) -> Case:
+def stream_k_case(bench: Bench, epilogue: str, out_dtype: str = "") -> Case:
     """Of a size that whole tiles would share out badly, as the model of waves sees it."""
     tokens, k = bench.size(4096, 8), bench.size(4096, 1024)
     spec = bench.with_units(3) if bench.is_dry else bench.spec
@@ -204,8 +204,8 @@ def stream_k_case(bench: Bench, epilogue: str) -> Case:
     weight = (bench.randn(n, k) / k**0.5).to(BF16)
     x = bench.bf16(tokens, k)
     return reference_case(
-        f"gemm bf16 {epilogue} stream-K {tokens}x{n}x{k}",
-        _request(n, k, tokens, "bfloat16", epilogue=epilogue),
+        f"gemm bf16 {epilogue} stream-K {out_dtype} {tokens}x{n}x{k}".replace("  ", " "),
+        _request(n, k, tokens, "bfloat16", epilogue=epilogue, out_dtype=out_dtype),
         gemm.bind,
         bench,
         (x,),
