@@ -13,6 +13,7 @@ from gpu_cases.paging import PAGE, lists_of, metadata, page_table, paged_heads, 
 from hal.ops.attention import AttentionRequest
 from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest, BlockSparseMetadata
+from hal.ops.formats import torch_dtype
 from hal_kernels.attention import triton as attention
 from hal_kernels.attention_projection import triton as attention_projection
 from hal_kernels.block_sparse_attention import triton as block_sparse
@@ -41,6 +42,11 @@ def makers() -> Iterator[CaseMaker]:
             name=f"attention {phase} with sinks and a soft cap",
             kernels=kernels,
             make=lambda b, p=phase: attention_case(b, p, is_plain=False),
+        )
+        yield CaseMaker(
+            name=f"attention {phase} over caches of FP8",
+            kernels=kernels,
+            make=lambda b, p=phase: attention_case(b, p, kv_dtype="float8_e4m3fn"),
         )
     yield CaseMaker(
         name="attention and projection in one pass",
@@ -72,22 +78,29 @@ def _gathered(cache: torch.Tensor, table: torch.Tensor, context: int) -> torch.T
     return cache[table.long()].flatten(1, 2)[:, :context].transpose(1, 2).contiguous()
 
 
-def attention_case(bench: Bench, phase: Any, *, is_plain: bool = True) -> Case:
+def attention_case(
+    bench: Bench, phase: Any, *, is_plain: bool = True, kv_dtype: str = "bfloat16"
+) -> Case:
     """Beside the library's attention on keys that were gathered before: it is not charged for what
-    pages cost. If it is not plain, it has sinks and a soft cap, which the library has not."""
+    pages cost. If it is not plain, it has sinks and a soft cap, which the library has not, as it
+    has no caches of FP8."""
     fields, is_decode = _heads(bench), phase == "decode"
     heads, kv_heads, dim = (fields[n] for n in ("num_heads", "num_kv_heads", "head_dim"))
     sequences, context = bench.size(16 if is_decode else 2, 2), bench.size(2048, 40)
     new = 1 if is_decode else context
     table = page_table(bench, sequences, context)
-    k, v = (paged_heads(bench, table, kv_heads, dim) for _ in range(2))
-    q = bench.bf16(sequences * new, heads * dim)
+    k, v = (paged_heads(bench, table, kv_heads, dim).to(torch_dtype(kv_dtype)) for _ in range(2))
+    q, is_fp8 = bench.bf16(sequences * new, heads * dim), kv_dtype != "bfloat16"
     request = AttentionRequest(
-        phase=phase, kv_dtype="bfloat16", context_tokens=context, has_sinks=not is_plain,
-        softcap=0.0 if is_plain else 2.0, **fields,
+        phase=phase, kv_dtype=kv_dtype, context_tokens=context, has_sinks=not is_plain,
+        softcap=0.0 if is_plain else 2.0, has_kv_scales=is_fp8, **fields,
     )  # fmt: skip
+    static = {"scale": dim**-0.5, "sinks": None if is_plain else bench.randn(heads)}
+    if is_fp8:
+        static |= {"k_scale": 0.9, "v_scale": 1.3}
     rows = q.view(sequences, new, heads, dim).transpose(1, 2)
     keys, values = (_gathered(cache, table, context) for cache in (k, v))
+    has_library = is_plain and not is_fp8
 
     def theirs() -> torch.Tensor:
         return functional.scaled_dot_product_attention(
@@ -95,15 +108,17 @@ def attention_case(bench: Bench, phase: Any, *, is_plain: bool = True) -> Case:
         )
 
     return reference_case(
-        f"attention {phase} {sequences}x{new} of {context}" + ("" if is_plain else ", capped"),
+        f"attention {phase} {sequences}x{new} of {context}"
+        + ("" if is_plain else ", capped")
+        + (", FP8" if is_fp8 else ""),
         request,
         attention.bind,
         bench,
         (q, k, v, metadata(bench, table, context, new, sequences)),
         tokens=q.shape[0],
         tolerance=_TOLERANCE,
-        static={"scale": dim**-0.5, "sinks": None if is_plain else bench.randn(heads)},
-        theirs=theirs if is_plain else None,
+        static=static,
+        theirs=theirs if has_library else None,
         library="SDPA on gathered keys",
     )
 

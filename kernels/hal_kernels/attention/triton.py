@@ -10,6 +10,7 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.ops.attention import AttentionMetadata, AttentionRequest
+from hal.ops.kv_write import check_scales
 from hal_kernels.attention.triton_kernels import (
     _attention_decode_kernel,
     _attention_merge_kernel,
@@ -21,9 +22,11 @@ from hal_kernels.attention.triton_variants import (
     MERGE_WARPS,
     SPLIT_KEYS,
     decode_tiles,
+    merge_heads,
     tiles_of_form,
 )
 from hal_kernels.gemm.triton import target_of
+from hal_kernels.kv_write.cache_dtypes import as_compiled
 from hal_kernels.tuning.store import tuned_rows
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
@@ -35,11 +38,15 @@ def bind(
     *,
     scale: float,
     sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Attention:
     """kernel(q[T, H*D], k_cache[N, P, K, D], v_cache[N, P, K, DV], meta) -> out[T, H*DV].
 
-    Rows of q that belong to no sequence keep whatever was in the memory of the result.
+    Rows of q that belong to no sequence keep whatever was in the memory of the result. Raises
+    ValueError for scales that the request does not have.
     """
+    check_scales("attention", request.has_kv_scales, k_scale, v_scale)
     shared = {
         "GROUP": request.num_heads // request.num_kv_heads,
         "HEAD_DIM": request.head_dim,
@@ -51,8 +58,8 @@ def bind(
         "SOFTCAP": request.softcap,
     }
     if request.phase == "decode":
-        return _bind_decode(request, device, shared, scale, sinks)
-    return _bind_prefill(request, device, shared, scale, sinks)
+        return _bind_decode(request, device, shared, (scale * k_scale, v_scale), sinks)
+    return _bind_prefill(request, device, shared, (scale * k_scale, v_scale), sinks)
 
 
 def _strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[int, ...]:
@@ -63,11 +70,12 @@ def _bind_prefill(
     request: AttentionRequest,
     device: DeviceSpec,
     shared: dict[str, Any],
-    scale: float,
+    scales: tuple[float, float],
     sinks: torch.Tensor | None,
 ) -> Attention:
     widest = max(shared["BLOCK_D"], shared["BLOCK_DV"])
-    default = tiles_of_form(target_of(device), widest, form_of_request(request))
+    is_fp8 = request.kv_dtype != request.dtype
+    default = tiles_of_form(target_of(device), widest, form_of_request(request), is_fp8=is_fp8)
     tuned = tuned_rows(shape_of(request, device), device)
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
 
@@ -76,13 +84,14 @@ def _bind_prefill(
     ) -> torch.Tensor:
         out = q.new_empty((q.shape[0], width))
         sequences = meta.seq_lens.shape[0]
+        k_cache, v_cache = (as_compiled(cache, device.arch) for cache in (k_cache, v_cache))
         tiles = tuned.choose(q.shape[0], default)
         blocks = -(-meta.max_query_len // tiles["BLOCK_M"])
         if q.shape[0] and blocks:
             _attention_prefill_kernel[(blocks, heads, sequences)](
                 q, k_cache, v_cache, out, q if sinks is None else sinks,
                 meta.query_start_loc, meta.seq_lens, meta.block_table,
-                scale, q.stride(0), out.stride(0), meta.block_table.stride(0),
+                *scales, q.stride(0), out.stride(0), meta.block_table.stride(0),
                 *_strides(k_cache, v_cache),
                 IS_CAUSAL=request.is_causal, HAS_SINKS=sinks is not None, **shared, **tiles,
             )  # fmt: skip
@@ -95,15 +104,13 @@ def _bind_decode(
     request: AttentionRequest,
     device: DeviceSpec,
     shared: dict[str, Any],
-    scale: float,
+    scales: tuple[float, float],
     sinks: torch.Tensor | None,
 ) -> Attention:
-    default, tuned = (
-        decode_tiles(
-            target_of(device), max(shared["BLOCK_D"], shared["BLOCK_DV"]), rows_of(request)
-        ),
-        tuned_rows(shape_of(request, device), device),
-    )
+    target, widest = target_of(device), max(shared["BLOCK_D"], shared["BLOCK_DV"])
+    is_fp8 = request.kv_dtype != request.dtype
+    default = decode_tiles(target, widest, rows_of(request), is_fp8=is_fp8)
+    tuned, merged = tuned_rows(shape_of(request, device), device), merge_heads(target, widest)
     heads, width = request.num_heads, request.num_heads * request.v_head_dim
 
     def kernel(
@@ -115,6 +122,7 @@ def _bind_decode(
         out = q.new_empty((q.shape[0], width))
         if not sequences:
             return out
+        k_cache, v_cache = (as_compiled(cache, device.arch) for cache in (k_cache, v_cache))
         scores = torch.float32
         part = q.new_empty((sequences, heads, splits, request.v_head_dim), dtype=scores)
         peak = q.new_empty((sequences, heads, splits), dtype=scores)
@@ -122,14 +130,14 @@ def _bind_decode(
         _attention_decode_kernel[(splits, request.num_kv_heads, sequences)](
             q, k_cache, v_cache, part, peak, total,
             meta.query_start_loc, meta.seq_lens, meta.block_table,
-            scale, heads, splits, q.stride(0), meta.block_table.stride(0),
+            scales[0], heads, splits, q.stride(0), meta.block_table.stride(0),
             *_strides(k_cache, v_cache),
             BLOCK_H=rows_of(request), SPLIT=SPLIT_KEYS, **shared, **tiles,
         )  # fmt: skip
-        _attention_merge_kernel[(heads, sequences)](
+        _attention_merge_kernel[(-(-heads // merged), sequences)](
             part, peak, total, out, q if sinks is None else sinks, meta.query_start_loc,
-            heads, splits, out.stride(0),
-            V_HEAD_DIM=request.v_head_dim, BLOCK_DV=shared["BLOCK_DV"],
+            heads, splits, scales[1], out.stride(0),
+            BLOCK_H=merged, V_HEAD_DIM=request.v_head_dim, BLOCK_DV=shared["BLOCK_DV"],
             HAS_SINKS=sinks is not None, num_warps=MERGE_WARPS,
         )  # fmt: skip
         return out

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hal_kernels.attention.cached_values import of_cached
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -38,7 +40,7 @@ def _attend(
     https://arxiv.org/abs/1805.02867. Rows that see no key stay at a sum of 0."""
     k, in_k = k_ptrs
     v, in_v = v_ptrs
-    keys = tl.load(k, mask=in_k, other=0.0)
+    keys = of_cached(tl.load(k, mask=in_k, other=0.0), q.dtype)
     scores = _capped(tl.dot(q, tl.trans(keys)) * scale, SOFTCAP) * _LOG2_E
     scores = tl.where(visible, scores, -float("inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -46,7 +48,7 @@ def _attend(
     base = tl.where(new_peak == -float("inf"), 0.0, new_peak)
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(peak - base)
-    values = tl.load(v, mask=in_v, other=0.0)
+    values = of_cached(tl.load(v, mask=in_v, other=0.0), q.dtype)
     total = total * decay + tl.sum(weights, axis=1)
     acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None])
     return acc, new_peak, total
@@ -56,14 +58,15 @@ def _attend(
 def _attention_prefill_kernel(
     q_TD_ptr, k_NPKD_ptr, v_NPKD_ptr, out_TD_ptr, sinks_H_ptr,
     starts_B_ptr, lengths_B_ptr, table_BW_ptr,
-    scale, stride_q, stride_out, stride_table,
+    scale, v_scale, stride_q, stride_out, stride_table,
     stride_k_page, stride_k_row, stride_k_head, stride_v_page, stride_v_row, stride_v_head,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, V_HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr, IS_CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (query tile, head, sequence). GROUP query heads share a cached head."""
+    """Program (query tile, head, sequence). GROUP query heads share a cached head. v_scale: what
+    cached values are multiplied by; the scale of keys is in `scale`."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(starts_B_ptr + sequence)
     queries = tl.load(starts_B_ptr + sequence + 1) - start
@@ -92,7 +95,7 @@ def _attention_prefill_kernel(
     for key in range(first, end, BLOCK_N):
         offs_n = key + tl.arange(0, BLOCK_N)
         inside = offs_n < length
-        visible = rows[:, None] & inside[None, :]
+        visible = inside[None, :]  # also of rows that are not there, of which nothing is stored
         if IS_CAUSAL:
             visible &= offs_n[None, :] <= at[:, None]
         if WINDOW > 0:
@@ -104,7 +107,7 @@ def _attention_prefill_kernel(
         acc, peak, total = _attend(q, acc, peak, total, k, v, visible, scale, SOFTCAP)
     if HAS_SINKS:
         acc, total = _with_sink(acc, peak, total, tl.load(sinks_H_ptr + head).to(tl.float32))
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None] * v_scale
     out_ptrs = out_TD_ptr + (start + offs_m).to(tl.int64)[:, None] * stride_out + head * V_HEAD_DIM
     tl.store(
         out_ptrs + offs_dv[None, :],
@@ -159,9 +162,10 @@ def _attention_decode_kernel(
         for key in range(first, end, BLOCK_N):
             offs_n = key + tl.arange(0, BLOCK_N)
             inside = offs_n < end
-            visible = heads[:, None] & inside[None, :]
+            # Of heads that are not there nothing is stored, so the same keys are seen by all.
+            seen = inside
             if WINDOW > 0:
-                visible &= offs_n[None, :] >= length - WINDOW
+                seen &= offs_n >= length - WINDOW
             k_rows = _rows_of(table, offs_n, inside, stride_k_page, stride_k_row, PAGE)
             v_rows = _rows_of(table, offs_n, inside, stride_v_page, stride_v_row, PAGE)
             k = k_head + k_rows[:, None] + offs_d[None, :], inside[:, None] & (offs_d < HEAD_DIM)
@@ -169,7 +173,7 @@ def _attention_decode_kernel(
                 v_head + v_rows[:, None] + offs_dv[None, :],
                 inside[:, None] & (offs_dv < V_HEAD_DIM),
             )
-            acc, peak, total = _attend(q, acc, peak, total, k, v, visible, scale, SOFTCAP)
+            acc, peak, total = _attend(q, acc, peak, total, k, v, seen[None, :], scale, SOFTCAP)
     tl.store(
         part_BHSD_ptr + part[:, None] * V_HEAD_DIM + offs_dv[None, :],
         acc,
@@ -182,29 +186,35 @@ def _attention_decode_kernel(
 @triton.jit
 def _attention_merge_kernel(
     part_BHSD_ptr, peak_BHS_ptr, total_BHS_ptr, out_TD_ptr, sinks_H_ptr, starts_B_ptr,
-    num_heads, num_splits, stride_out,
-    V_HEAD_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_SINKS: tl.constexpr,
+    num_heads, num_splits, v_scale, stride_out,
+    BLOCK_H: tl.constexpr, V_HEAD_DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, sequence): merges the splits in their order, then the sink."""
-    head, sequence = tl.program_id(0), tl.program_id(1)
-    offs = tl.arange(0, BLOCK_DV)
+    """Program (BLOCK_H heads, sequence): merges the splits in their order, then the sink. v_scale:
+    of `_attention_prefill_kernel`."""
+    sequence = tl.program_id(1)
+    head = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads, offs = head < num_heads, tl.arange(0, BLOCK_DV)
+    held = heads[:, None] & (offs < V_HEAD_DIM)[None, :]
     base = (sequence.to(tl.int64) * num_heads + head) * num_splits
-    acc = tl.zeros((1, BLOCK_DV), dtype=tl.float32)
-    peak = tl.full((1,), -float("inf"), dtype=tl.float32)
-    total = tl.zeros((1,), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_H, BLOCK_DV), dtype=tl.float32)
+    peak = tl.full((BLOCK_H,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_H,), dtype=tl.float32)
     for split in range(num_splits):
-        theirs = tl.load(peak_BHS_ptr + base + split)
+        theirs = tl.load(peak_BHS_ptr + base + split, mask=heads, other=-float("inf"))
         new_peak = tl.maximum(peak, theirs)
         floor = tl.where(new_peak == -float("inf"), 0.0, new_peak)
         mine, other = tl.exp2(peak - floor), tl.exp2(theirs - floor)
-        part_ptrs = part_BHSD_ptr + (base + split) * V_HEAD_DIM + offs
-        part = tl.load(part_ptrs, mask=offs < V_HEAD_DIM, other=0.0)
-        acc = acc * mine[:, None] + part[None, :] * other[:, None]
-        total = total * mine + tl.load(total_BHS_ptr + base + split) * other
+        part_ptrs = part_BHSD_ptr + (base + split)[:, None] * V_HEAD_DIM + offs[None, :]
+        part = tl.load(part_ptrs, mask=held, other=0.0)
+        acc = acc * mine[:, None] + part * other[:, None]
+        their_total = tl.load(total_BHS_ptr + base + split, mask=heads, other=0.0)
+        total = total * mine + their_total * other
         peak = new_peak
     if HAS_SINKS:
-        acc, total = _with_sink(acc, peak, total, tl.load(sinks_H_ptr + head).to(tl.float32))
-    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        sink = tl.load(sinks_H_ptr + head, mask=heads, other=0.0).to(tl.float32)
+        acc, total = _with_sink(acc, peak, total, sink)
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None] * v_scale
     row = tl.load(starts_B_ptr + sequence).to(tl.int64)
-    out_ptrs = out_TD_ptr + row * stride_out + head * V_HEAD_DIM + offs[None, :]
-    tl.store(out_ptrs, out.to(out_TD_ptr.dtype.element_ty), mask=(offs < V_HEAD_DIM)[None, :])
+    out_ptrs = out_TD_ptr + row * stride_out + head[:, None] * V_HEAD_DIM + offs[None, :]
+    tl.store(out_ptrs, out.to(out_TD_ptr.dtype.element_ty), mask=held)

@@ -10,13 +10,14 @@ from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
 from hal_kernels.attention.triton_variants import (
-    DECODE_ROWS,
     decode_config,
     decode_rows,
     form_of,
     group_rows,
     padded_head,
+    prefill_config,
 )
+from hal_kernels.kv_write.cache_dtypes import fp8_of
 
 MAX_HEAD_DIM = 256
 _DTYPES = ("bfloat16", "float16")
@@ -31,7 +32,7 @@ def not_supported_reasons(
     """Empty if a kernel serves whose machine code is of an allowed tier and, of a decode, that of
     the kernel which merges its splits is native."""
     reasons = attending_reasons(request, device, allowed=allowed)
-    if request.phase != "decode" or misfit_of(request):
+    if request.phase != "decode" or misfit_of(request, device.arch):
         return reasons
     size = padded_head(max(request.head_dim, request.v_head_dim))
     config = f"d{size}-sinks" if request.has_sinks else f"d{size}"
@@ -43,13 +44,14 @@ def attending_reasons(
     request: AttentionRequest, device: DeviceSpec, *, allowed: Sequence[EvidenceTier] = ("native",)
 ) -> Sequence[Reason]:
     """As `not_supported_reasons`, of the kernel that attends alone."""
-    misfit = misfit_of(request)
+    misfit = misfit_of(request, device.arch)
     if misfit:
         return [misfit]
     size, form = padded_head(max(request.head_dim, request.v_head_dim)), form_of_request(request)
-    config = f"d{size}-{form}"
+    is_fp8 = request.kv_dtype != request.dtype
+    config = prefill_config(size, form, is_fp8=is_fp8)
     if request.phase == "decode":
-        config = decode_config(size, form, rows_of(request))
+        config = decode_config(size, form, rows_of(request), is_fp8=is_fp8)
     return evidence_reasons(
         kernel_of(request), device, dtype=request.dtype, config=config, allowed=allowed
     )
@@ -60,24 +62,27 @@ def kernel_of(request: AttentionRequest) -> str:
     return "attention.decode" if request.phase == "decode" else "attention.prefill"
 
 
-def misfit_of(request: AttentionRequest) -> Reason | None:
-    """What of a request is in no compiled form."""
+def misfit_of(request: AttentionRequest, arch: str) -> Reason | None:
+    """What of a request is in no form that is compiled for the architecture."""
     kernel = kernel_of(request)
     if request.dtype not in _DTYPES:
         return not_written(kernel, "dtype", " or ".join(_DTYPES), request.dtype)
-    if request.kv_dtype != request.dtype:
-        return not_written(kernel, "kv_dtype", request.dtype, request.kv_dtype)
+    if request.kv_dtype not in (request.dtype, fp8_of(arch)):
+        return not_written(
+            kernel, "kv_dtype", f"{request.dtype} or {fp8_of(arch)}", request.kv_dtype
+        )
     widest = max(request.head_dim, request.v_head_dim)
     if widest > MAX_HEAD_DIM:
         return _argument("head_dim", f"at most {MAX_HEAD_DIM}", widest)
     if request.phase != "decode":
         return None
-    most, why = decode_rows(widest)[-1], "in a decode, which are what its programs hold"
-    if form_of_request(request) != "plain":
-        most, why = DECODE_ROWS[0], "in a decode with a window, sinks or a soft cap"
+    form, is_fp8 = form_of_request(request), request.kv_dtype != request.dtype
+    most, why = decode_rows(widest, form, is_fp8=is_fp8)[-1], "which are what its programs hold"
+    if is_fp8 and form != "plain":
+        why = "over a cache of FP8 with a window, sinks or a soft cap"
     group = request.num_heads // request.num_kv_heads
     if group > most:
-        return _argument("query heads of a KV head", f"at most {most} {why}", group)
+        return _argument("query heads of a KV head", f"at most {most} in a decode, {why}", group)
     return None
 
 

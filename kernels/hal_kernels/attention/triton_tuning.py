@@ -20,6 +20,7 @@ from hal_kernels.attention.triton_variants import (
     decode_config,
     decode_tiles,
     group_rows,
+    prefill_config,
     tiles_of_form,
 )
 from hal_kernels.tuning.performance_model import ONE_AHEAD, Footprint
@@ -35,8 +36,8 @@ _FORMS = tuple(FORMS)
 
 def shape_of(request: AttentionRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for what no kernel
-    serves."""
-    if misfit_of(request):
+    serves, and for caches of FP8, whose tiles are not to be chosen."""
+    if misfit_of(request, device.arch) or request.kv_dtype != request.dtype:
         return None
     sizes = {
         "group": request.num_heads // request.num_kv_heads,
@@ -56,11 +57,11 @@ def _has_window(shape: ShapeClass) -> bool:
 
 
 def _prefill_config(head_dim: int, shape: ShapeClass) -> str:
-    return f"d{head_dim}-{shape.form}"
+    return prefill_config(head_dim, shape.form, is_fp8=False)
 
 
 def _decode_config(head_dim: int, shape: ShapeClass) -> str:
-    return decode_config(head_dim, shape.form, group_rows(shape.size("group")))
+    return decode_config(head_dim, shape.form, group_rows(shape.size("group")), is_fp8=False)
 
 
 def _default(tiles: Any, name: Callable[[int, ShapeClass], str]) -> Any:

@@ -39,6 +39,8 @@ def not_supported_reasons(
                 kind=ReasonKind.ARGUMENT,
             )
         ]
+    if request.kv_dtype != request.dtype:
+        return [not_written("attention_projection", "kv_dtype", request.dtype, request.kv_dtype)]
     group = request.num_heads // request.num_kv_heads
     if group > DECODE_ROWS[0]:
         return [

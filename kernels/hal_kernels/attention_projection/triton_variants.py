@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.attention.triton_variants import decode_tiles
+from hal_kernels.attention.triton_variants import CACHED, decode_tiles
 
 _MODULE = "hal_kernels.attention_projection.triton_kernels"
-_SOURCES = ("hal_kernels.attention.triton_kernels",)
+_SOURCES = ("hal_kernels.attention.triton_kernels", *CACHED)
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = ("bfloat16", "float16")
 _CACHE_STRIDES = tuple(

@@ -24,6 +24,7 @@ from hal_kernels.index_logits.triton_variants import (
     tiles,
     unit_of,
 )
+from hal_kernels.index_top_k.wide_rows import rows_for_wide_loads
 from hal_kernels.tuning.store import tuned_rows
 
 IndexLogits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMetadata], torch.Tensor]
@@ -64,7 +65,7 @@ def bind(request: IndexLogitsRequest, device: DeviceSpec, *, scale: float) -> In
         q: torch.Tensor, weights: torch.Tensor, key_cache: torch.Tensor, meta: AttentionMetadata
     ) -> torch.Tensor:
         width = meta.max_seq_len // request.compress_ratio
-        out = torch.empty((q.shape[0], width), dtype=torch.float32, device=q.device)
+        out = rows_for_wide_loads(q.shape[0], width, q.device)
         launch(q, weights, key_cache, meta, out, is_whole=True)
         return out
 

@@ -57,7 +57,7 @@ def _merge_kernel(
     new_scores_TK_ptr, new_TK_ptr, out_TC_ptr,
     offset, size, entries, kept, stamp, stride_scores, stride_marks, stride_out,
     TOP_K: tl.constexpr, POOL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
-    IS_MARKED: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, IS_MARKED: tl.constexpr,
 ):  # fmt: skip
     """Program (query row). The piece is `size` entries from `offset` on; `kept` is the width of the
     running choice, TOP_K // POOL, or 0 at the first piece. The piece that holds the last entry that
@@ -94,8 +94,8 @@ def _merge_kernel(
     offs_p = tl.arange(0, BLOCK_P)
     in_pool = (offs_p < POOL)[None, :]
     written, equal = 0, 0
-    for first in range(0, kept + count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
+    for first in range(0, kept + count, BLOCK_OUT):
+        at = first + tl.arange(0, BLOCK_OUT)
         scores = _row_scores(
             kept_scores, scores_row, marks_row, at, kept, count, size, stamp, IS_MARKED
         )

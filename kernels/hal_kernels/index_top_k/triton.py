@@ -12,6 +12,7 @@ from hal.device import DeviceSpec
 from hal.ops.index_top_k import CANDIDATE_BLOCK_ENTRIES, IndexTopKRequest
 from hal_kernels.index_top_k.triton_kernels import _block_maxima_kernel, _index_top_k_kernel
 from hal_kernels.index_top_k.triton_variants import PROGRAM_BLOCKS, tiles
+from hal_kernels.index_top_k.wide_rows import readable_columns, rows_for_wide_loads
 
 _UNLIMITED = 2**31 - 1
 
@@ -69,7 +70,8 @@ def bind_radix(
             blocks = out if candidates is None else candidates
             _index_top_k_kernel[(tokens,)](
                 logits, visible, blocks, out,
-                entries, logits.stride(0), blocks.stride(0), out.stride(0), **constants,
+                entries, readable_columns(logits), logits.stride(0), blocks.stride(0),
+                out.stride(0), **constants,
             )  # fmt: skip
         return out
 
@@ -80,12 +82,13 @@ def _block_maxima(logits: torch.Tensor, visible: torch.Tensor) -> tuple[torch.Te
     """The largest score of each block, and the blocks that each query sees."""
     tokens, entries = logits.shape
     blocks = -(-entries // CANDIDATE_BLOCK_ENTRIES)
-    maxima = torch.empty((tokens, blocks), dtype=torch.float32, device=logits.device)
+    maxima = rows_for_wide_loads(tokens, blocks, logits.device)
     counts = torch.empty((tokens,), dtype=torch.int32, device=logits.device)
     if tokens and blocks:
         _block_maxima_kernel[(tokens, -(-blocks // PROGRAM_BLOCKS))](
-            logits, visible, maxima, counts, blocks, logits.stride(0), BLOCK_N=PROGRAM_BLOCKS
-        )
+            logits, visible, maxima, counts, blocks, readable_columns(logits), logits.stride(0),
+            maxima.stride(0), BLOCK_N=PROGRAM_BLOCKS,
+        )  # fmt: skip
     else:
         counts.zero_()
     return maxima, counts

@@ -51,25 +51,38 @@ def next_prefix(counts, prefix, needed, SHIFT: tl.constexpr):
 
 @triton.jit
 def _scores_at(
-    logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED: tl.constexpr,
-    BY_PLACE: tl.constexpr,
+    logits_E_ptr, candidates_N_ptr, first, count, end, readable, BLOCK: tl.constexpr,
+    IS_LIMITED: tl.constexpr, BY_PLACE: tl.constexpr,
 ):  # fmt: skip
-    """(integers in the order of the scores, which may be chosen, entries) at places of a row, which
-    are entries or, limited, those of the candidate blocks. NaN and -inf are never chosen. BY_PLACE:
-    the scores are those of the candidate blocks alone, in the order of their list."""
-    entries = at
+    """(integers in the order of the scores, which may be chosen, entries) at BLOCK places of a row
+    from `first` on, which are entries or, limited, those of the candidate blocks. NaN and -inf are
+    never chosen. BY_PLACE: the scores are those of the candidate blocks alone, in the order of
+    their list. Loaded are the `readable` columns of a row, since wide loads end nowhere else; what
+    is no entry is left out."""
     if IS_LIMITED:
-        block = tl.load(candidates_N_ptr + at // _BLOCK_ENTRIES, mask=at < count, other=-1)
+        number = first // _BLOCK_ENTRIES + tl.arange(0, BLOCK // _BLOCK_ENTRIES)
+        listed = number < count // _BLOCK_ENTRIES
+        block = tl.load(candidates_N_ptr + number, mask=listed, other=-1)
         is_block = (block >= 0) & (block * _BLOCK_ENTRIES < end)
-        entries = tl.where(is_block, block * _BLOCK_ENTRIES + at % _BLOCK_ENTRIES, end)
-    offsets = at if BY_PLACE else entries
-    scores = tl.load(logits_E_ptr + offsets, mask=entries < end, other=-float("inf"))
+        block = tl.where(is_block, block, 0)
+        members = tl.arange(0, _BLOCK_ENTRIES)[None, :]
+        entries = block[:, None] * _BLOCK_ENTRIES + members
+        offsets = (number if BY_PLACE else block)[:, None] * _BLOCK_ENTRIES + members
+        held = is_block[:, None] & (offsets < readable)
+        scores = tl.load(logits_E_ptr + offsets, mask=held, other=-float("inf"))
+        entries = tl.where(is_block[:, None], entries, end)
+        scores = tl.where(entries < end, scores, -float("inf")).reshape(BLOCK)
+        entries = entries.reshape(BLOCK)
+    else:
+        entries = first + tl.arange(0, BLOCK)
+        scores = tl.load(logits_E_ptr + entries, mask=entries < readable, other=-float("inf"))
+        scores = tl.where(entries < end, scores, -float("inf"))
     return ordered_bits(scores), scores > -float("inf"), entries
 
 
 @triton.jit
 def _digit(
-    logits_E_ptr, candidates_N_ptr, count, end, prefix, needed, least,
+    logits_E_ptr, candidates_N_ptr, count, end, readable, prefix, needed, least,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
     BY_PLACE: tl.constexpr,
 ):  # fmt: skip
@@ -81,9 +94,8 @@ def _digit(
     """
     counts = tl.zeros((256,), dtype=tl.int32)
     for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
         keys, is_score, entries = _scores_at(
-            logits_E_ptr, candidates_N_ptr, at, count, end, IS_LIMITED, BY_PLACE
+            logits_E_ptr, candidates_N_ptr, first, count, end, readable, BLOCK, IS_LIMITED, BY_PLACE
         )
         if IS_TIE:
             is_score &= keys == least
@@ -94,26 +106,26 @@ def _digit(
 
 @triton.jit
 def _smallest_chosen(
-    logits_E_ptr, candidates_N_ptr, count, end, needed, least,
+    logits_E_ptr, candidates_N_ptr, count, end, readable, needed, least,
     BLOCK: tl.constexpr, IS_LIMITED: tl.constexpr, IS_TIE: tl.constexpr,
     BY_PLACE: tl.constexpr,
 ):  # fmt: skip
     """(key of the smallest chosen score, how many of those that share it are chosen)."""
     key = 0
     key, needed = _digit(
-        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        logits_E_ptr, candidates_N_ptr, count, end, readable, key, needed, least,
         24, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     key, needed = _digit(
-        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        logits_E_ptr, candidates_N_ptr, count, end, readable, key, needed, least,
         16, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     key, needed = _digit(
-        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        logits_E_ptr, candidates_N_ptr, count, end, readable, key, needed, least,
         8, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
     return _digit(
-        logits_E_ptr, candidates_N_ptr, count, end, key, needed, least,
+        logits_E_ptr, candidates_N_ptr, count, end, readable, key, needed, least,
         0, BLOCK, IS_LIMITED, IS_TIE, BY_PLACE,
     )  # fmt: skip
 
@@ -121,16 +133,17 @@ def _smallest_chosen(
 @triton.jit
 def _index_top_k_kernel(
     logits_TE_ptr, visible_T_ptr, candidates_TN_ptr, out_TC_ptr,
-    entries, stride_logits, stride_candidates, stride_out,
+    entries, readable, stride_logits, stride_candidates, stride_out,
     TOP_K: tl.constexpr, POOL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
-    CANDIDATES: tl.constexpr, BY_PLACE: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, CANDIDATES: tl.constexpr, BY_PLACE: tl.constexpr,
 ):  # fmt: skip
     """Program (query row). Of equal scores the lower index is chosen.
 
     POOL tokens stand behind an entry; then the list names tokens, and those of the open pool follow
     behind TOP_K columns. BLOCK_P >= POOL is a power of two. CANDIDATES: blocks that the choice is
     limited to, each named once, -1 is padding; 0 is no limit. BY_PLACE: a row holds the scores of
-    those blocks alone.
+    those blocks alone. `readable` columns of each row may be loaded. Scores are searched BLOCK at a
+    time and lists written of BLOCK_OUT.
     """
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(visible_T_ptr + row)
@@ -142,21 +155,20 @@ def _index_top_k_kernel(
     candidates = candidates_TN_ptr + row * stride_candidates
     out = out_TC_ptr + row * stride_out
     least, ties = _smallest_chosen(
-        logits, candidates, count, end, TOP_K // POOL, 0, BLOCK, CANDIDATES > 0, False,
+        logits, candidates, count, end, readable, TOP_K // POOL, 0, BLOCK, CANDIDATES > 0, False,
         BY_PLACE,
     )  # fmt: skip
     if CANDIDATES > 0:
         # The blocks are in no order, so a count of equal scores does not say which is lower.
         lowest, _ = _smallest_chosen(
-            logits, candidates, count, end, ties, least, BLOCK, True, True, BY_PLACE
+            logits, candidates, count, end, readable, ties, least, BLOCK, True, True, BY_PLACE
         )
     offs_p = tl.arange(0, BLOCK_P)
     in_pool = (offs_p < POOL)[None, :]
     written, equal = 0, 0
-    for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
+    for first in range(0, count, BLOCK_OUT):
         keys, is_score, found = _scores_at(
-            logits, candidates, at, count, end, CANDIDATES > 0, BY_PLACE
+            logits, candidates, first, count, end, readable, BLOCK_OUT, CANDIDATES > 0, BY_PLACE
         )
         is_equal = is_score & (keys == least)
         if CANDIDATES > 0:
@@ -181,20 +193,21 @@ def _index_top_k_kernel(
 
 @triton.jit
 def _block_maxima_kernel(
-    logits_TE_ptr, visible_T_ptr, maxima_TN_ptr, counts_T_ptr, blocks, stride_logits,
-    BLOCK_N: tl.constexpr,
+    logits_TE_ptr, visible_T_ptr, maxima_TN_ptr, counts_T_ptr, blocks, readable, stride_logits,
+    stride_maxima, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Program (query row, tile of blocks): the largest score of each block, +inf for the newest
-    one, and how many blocks the query sees."""
+    one, and how many blocks the query sees. `readable` columns of each row may be loaded."""
     row = tl.program_id(0).to(tl.int64)
     visible = tl.load(visible_T_ptr + row)
     block = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     entries = block[:, None] * _BLOCK_ENTRIES + tl.arange(0, _BLOCK_ENTRIES)[None, :]
     ptrs = logits_TE_ptr + row * stride_logits + entries
-    scores = tl.load(ptrs, mask=entries < visible, other=-float("inf"))
-    best = tl.max(tl.where(scores == scores, scores, -float("inf")), axis=1)
+    scores = tl.load(ptrs, mask=entries < readable, other=-float("inf"))
+    is_seen = (entries < visible) & (scores == scores)
+    best = tl.max(tl.where(is_seen, scores, -float("inf")), axis=1)
     is_newest = (visible > 0) & (block == (visible - 1) // _BLOCK_ENTRIES)
     best = tl.where(is_newest, float("inf"), best)
-    tl.store(maxima_TN_ptr + row * blocks + block, best, mask=block < blocks)
+    tl.store(maxima_TN_ptr + row * stride_maxima + block, best, mask=block < blocks)
     if tl.program_id(1) == 0:
         tl.store(counts_T_ptr + row, (visible + _BLOCK_ENTRIES - 1) // _BLOCK_ENTRIES)

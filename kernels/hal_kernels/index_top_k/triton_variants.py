@@ -13,9 +13,10 @@ _PROGRAM_ENTRIES = 2048
 
 
 def tiles(pool_size: int) -> dict[str, int]:
-    """Entries of a step; fewer of pools, each of which writes several tokens."""
-    entries = _PROGRAM_ENTRIES if pool_size == 1 else 256
-    return {"BLOCK": entries, "num_warps": 8}
+    """Entries of a step of the search, and of one that writes. Of pools, each of which writes
+    several tokens, they are fewer, or registers spill."""
+    searched, written = (_PROGRAM_ENTRIES, _PROGRAM_ENTRIES) if pool_size == 1 else (1024, 256)
+    return {"BLOCK": searched, "BLOCK_OUT": written, "num_warps": 8}
 
 
 def _variants(target: Target) -> Sequence[KernelVariant]:
@@ -29,14 +30,14 @@ def _variants(target: Target) -> Sequence[KernelVariant]:
         options = tiles(pool)
         warps = options.pop("num_warps")
         integers = ("visible_T_ptr", "candidates_TN_ptr", "out_TC_ptr")
-        strides = ("entries", "stride_logits", "stride_candidates", "stride_out")
+        strides = ("entries", "readable", "stride_logits", "stride_candidates", "stride_out")
         variants.append(
             KernelVariant(
                 dtype="",
                 config=config,
                 pointers={"logits_TE_ptr": "float32", **dict.fromkeys(integers, "int32")},
                 scalars=dict.fromkeys(strides, "i32"),
-                divisible=frozenset({"stride_logits"}),
+                divisible=frozenset({"readable", "stride_logits"}),
                 constants={
                     "TOP_K": top_k,
                     "POOL": pool,
@@ -62,8 +63,8 @@ def _maxima(target: Target) -> Sequence[KernelVariant]:
                 "maxima_TN_ptr": "float32",
                 "counts_T_ptr": "int32",
             },
-            scalars=dict.fromkeys(("blocks", "stride_logits"), "i32"),
-            divisible=frozenset({"stride_logits"}),
+            scalars=dict.fromkeys(("blocks", "readable", "stride_logits", "stride_maxima"), "i32"),
+            divisible=frozenset({"readable", "stride_logits", "stride_maxima"}),
             constants={"BLOCK_N": PROGRAM_BLOCKS},
         ),
     )

@@ -49,7 +49,7 @@ def tiles(
         return {
             "BLOCK_H": rows,
             "CHUNK": 512 if is_cdna and not is_packed else chunk,
-            "BLOCK_N": 32 if is_cdna and not is_packed and rows == 16 else 16,
+            "BLOCK_N": 16,  # of 32 keys a step, CDNA's registers let half as many warps in
             "RELOADS_Q": not is_cdna,
             "REGISTERS": REGISTERS["hip"] if is_rdna3 and is_packed else "",
             "num_warps": 4 if is_cdna or is_halved else 8,

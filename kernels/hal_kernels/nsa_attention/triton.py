@@ -9,6 +9,7 @@ import torch
 
 from hal.device import DeviceSpec
 from hal.ops.nsa_attention import BRANCHES, NsaAttentionRequest, NsaCaches, NsaMetadata
+from hal_kernels.attention.triton_variants import merge_heads
 from hal_kernels.block_sparse_attention.grouped_rows import LOG2_E
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.nsa_attention.triton_kernels import (
@@ -26,7 +27,7 @@ from hal_kernels.nsa_attention.triton_variants import (
     SPLIT_ENTRIES,
     SPLIT_KEYS,
     entry_tiles,
-    list_warps,
+    list_tiles,
     padded,
     row_tiles,
     select_tiles,
@@ -112,7 +113,12 @@ class _Launches:
             **keys, **entry, **choice, "SELECT": size,
             "INITIAL": request.num_initial, "LOCAL": request.num_local,
         }  # fmt: skip
-        self.merge = {"V_HEAD_DIM": request.v_head_dim, "BLOCK_DV": block_dv}
+        self.lists = list_tiles(target, self.select["BLOCK_C"])
+        self.merge = {
+            "V_HEAD_DIM": request.v_head_dim,
+            "BLOCK_DV": block_dv,
+            "BLOCK_H": merge_heads(target, block_dv),
+        }
 
     def grid(self, meta: NsaMetadata, queries: int, splits: int = 1) -> tuple[int, int, int]:
         tiles = -(-meta.max_query_len // queries)
@@ -159,9 +165,10 @@ class _Launches:
         )
         first = of_entries + of_selected
         self._run_branch(_WINDOW, q, gates, caches, meta, lists, held, (of_window, first, parts))
-        _nsa_merge_kernel[(q.shape[0], request.num_heads)](
+        tiles = -(-request.num_heads // self.merge["BLOCK_H"])
+        _nsa_merge_kernel[(q.shape[0], tiles)](
             part, *sums, gates, out, of_entries, of_selected, of_window,
-            out.stride(0), gates.stride(0), num_warps=1, **self.merge,
+            request.num_heads, out.stride(0), gates.stride(0), num_warps=1, **self.merge,
         )  # fmt: skip
 
     def _sums(self, q: torch.Tensor, parts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,14 +219,11 @@ class _Launches:
             self.scale, of_split, splits, entry_splits, parts, request.num_kv_heads, q.stride(0),
             table.stride(0), *keys.stride()[:3], **self.select,
         )  # fmt: skip
-        _nsa_lists_kernel[(lists.shape[0] * lists.shape[1],)](
-            best,
-            lists,
-            splits,
-            BLOCK_C=places,
-            PLACES=request.num_selected,
-            num_warps=list_warps(places),
-        )
+        count = lists.shape[0] * lists.shape[1]
+        _nsa_lists_kernel[(-(-count // self.lists["BLOCK_T"]),)](
+            best, lists, count, splits,
+            BLOCK_C=places, PLACES=request.num_selected, **self.lists,
+        )  # fmt: skip
 
     def _run_branch(
         self,

@@ -187,18 +187,19 @@ def _nsa_select_kernel(
 
 @triton.jit
 def _nsa_lists_kernel(
-    best_TKSC_ptr, lists_TKL_ptr, num_splits, BLOCK_C: tl.constexpr, PLACES: tl.constexpr,
+    best_TKSC_ptr, lists_TKL_ptr, count, num_splits, BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Program (query row and cached head): the list of a query from the best blocks of its splits,
-    its -1 behind the blocks."""
-    number = tl.program_id(0).to(tl.int64)
-    offs = tl.arange(0, BLOCK_C)[None, :]
-    best = tl.load(best_TKSC_ptr + number * num_splits * BLOCK_C + offs)
+    """Program (BLOCK_T of the `count` query rows and cached heads): their lists from the best
+    blocks of their splits, -1 behind the blocks."""
+    number = (tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
+    rows, offs = number < count, tl.arange(0, BLOCK_C)[None, :]
+    best_ptrs = best_TKSC_ptr + number * num_splits * BLOCK_C + offs
+    best = tl.load(best_ptrs, mask=rows, other=-1)
     for split in range(1, num_splits):
-        best = with_larger(
-            best, tl.load(best_TKSC_ptr + (number * num_splits + split) * BLOCK_C + offs)
-        )
-    tl.store(lists_TKL_ptr + number * PLACES + offs, blocks_of(best), mask=offs < PLACES)
+        best = with_larger(best, tl.load(best_ptrs + split * BLOCK_C, mask=rows, other=-1))
+    inside = rows & (offs < PLACES)
+    tl.store(lists_TKL_ptr + number * PLACES + offs, blocks_of(best), mask=inside)
 
 
 @triton.jit
@@ -255,20 +256,23 @@ def _nsa_branch_kernel(
 
 @triton.jit
 def _merged(
-    part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, count, V_HEAD_DIM: tl.constexpr,
+    part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, rows, count, V_HEAD_DIM: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
-    """The mean of the values [1, BLOCK_DV] over `count` parts from `first` on, in their order."""
+    """The mean of the values [heads, BLOCK_DV] over `count` parts from `first` on, a number for
+    each head, in their order."""
     offs = tl.arange(0, BLOCK_DV)
-    acc, peak, total = no_sums(1, BLOCK_DV)
-    for part in range(first, first + count):
-        theirs = tl.load(peak_THS_ptr + part)
+    held = rows[:, None] & (offs < V_HEAD_DIM)[None, :]
+    acc, peak, total = no_sums(first.shape[0], BLOCK_DV)
+    for step in range(count):
+        part = first + step
+        theirs = tl.load(peak_THS_ptr + part, mask=rows, other=-float("inf"))
         new_peak = tl.maximum(peak, theirs)
         base = tl.where(new_peak == -float("inf"), 0.0, new_peak)
         mine, other = tl.exp2(peak - base), tl.exp2(theirs - base)
-        sums = tl.load(part_THSD_ptr + part * V_HEAD_DIM + offs, mask=offs < V_HEAD_DIM, other=0.0)
-        acc = acc * mine[:, None] + sums[None, :] * other[:, None]
-        total = total * mine + tl.load(total_THS_ptr + part) * other
+        sums = tl.load(part_THSD_ptr + part[:, None] * V_HEAD_DIM + offs[None, :], held, 0.0)
+        acc = acc * mine[:, None] + sums * other[:, None]
+        total = total * mine + tl.load(total_THS_ptr + part, mask=rows, other=0.0) * other
         peak = new_peak
     return normalised(acc, total)
 
@@ -276,26 +280,31 @@ def _merged(
 @triton.jit
 def _nsa_merge_kernel(
     part_THSD_ptr, peak_THS_ptr, total_THS_ptr, gates_TH_ptr, out_TD_ptr,
-    entry_parts, selected_parts, window_parts, stride_out, stride_gates,
-    V_HEAD_DIM: tl.constexpr, BLOCK_DV: tl.constexpr,
+    entry_parts, selected_parts, window_parts, heads, stride_out, stride_gates,
+    V_HEAD_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Program (query row, head): the splits of each branch, and the branches under their gates."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first = (row * tl.num_programs(1) + head) * (entry_parts + selected_parts + window_parts)
+    """Program (query row, BLOCK_H heads): the splits of each branch, and the branches under their
+    gates."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    rows = head < heads
+    first = (row * heads + head) * (entry_parts + selected_parts + window_parts)
     compressed = _merged(
-        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, entry_parts, V_HEAD_DIM, BLOCK_DV
+        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, rows, entry_parts, V_HEAD_DIM, BLOCK_DV
     )
     first += entry_parts
     selected = _merged(
-        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, selected_parts, V_HEAD_DIM, BLOCK_DV
-    )
+        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, rows, selected_parts,
+        V_HEAD_DIM, BLOCK_DV,
+    )  # fmt: skip
     first += selected_parts
     near = _merged(
-        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, window_parts, V_HEAD_DIM, BLOCK_DV
+        part_THSD_ptr, peak_THS_ptr, total_THS_ptr, first, rows, window_parts, V_HEAD_DIM, BLOCK_DV
     )
-    out = compressed * _gate(gates_TH_ptr, row, head, stride_gates, True, 0)
-    out += selected * _gate(gates_TH_ptr, row, head, stride_gates, True, 1)
-    out += near * _gate(gates_TH_ptr, row, head, stride_gates, True, 2)
-    offs = tl.arange(0, BLOCK_DV)[None, :]
-    out_ptrs = out_TD_ptr + row * stride_out + head * V_HEAD_DIM + offs
-    tl.store(out_ptrs, out.to(out_TD_ptr.dtype.element_ty), mask=offs < V_HEAD_DIM)
+    out = compressed * _gate(gates_TH_ptr, row, head, stride_gates, rows, 0)[:, None]
+    out += selected * _gate(gates_TH_ptr, row, head, stride_gates, rows, 1)[:, None]
+    out += near * _gate(gates_TH_ptr, row, head, stride_gates, rows, 2)[:, None]
+    offs = tl.arange(0, BLOCK_DV)
+    out_ptrs = out_TD_ptr + row * stride_out + head[:, None] * V_HEAD_DIM + offs[None, :]
+    held = rows[:, None] & (offs < V_HEAD_DIM)[None, :]
+    tl.store(out_ptrs, out.to(out_TD_ptr.dtype.element_ty), mask=held)

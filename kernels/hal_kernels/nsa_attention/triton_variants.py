@@ -7,6 +7,7 @@ from typing import Any
 
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
+from hal_kernels.attention.triton_variants import merge_heads
 from hal_kernels.block_sparse_attention.triton_variants import (
     CACHE_STRIDES,
     GROUPED_ROWS,
@@ -55,9 +56,12 @@ def entry_tiles(target: Target, head_dim: int, group: int, *, is_query: bool) ->
     return options
 
 
-def list_warps(places: int) -> int:
-    """Warps that rank so many places against as many."""
-    return 1 if places <= PLACES[0] else 4
+def list_tiles(target: Target, places: int) -> dict[str, int]:
+    """Query rows of a program that makes lists, and its warps: of short lists as many rows as give
+    each thread two keys, 16 bytes. A long one is compared by four warps, or registers are few."""
+    if places > PLACES[0]:
+        return {"BLOCK_T": 1, "num_warps": 4}
+    return {"BLOCK_T": 2 * target.warp_size // places, "num_warps": 1}
 
 
 def select_tiles(
@@ -200,17 +204,21 @@ def _branches(target: Target) -> Sequence[KernelVariant]:
 
 
 def _lists(target: Target) -> Sequence[KernelVariant]:
-    return tuple(
-        KernelVariant(
-            dtype="",
-            config=f"n{places}",
-            pointers={"best_TKSC_ptr": "int64", "lists_TKL_ptr": "int32"},
-            scalars={"num_splits": "i32"},
-            constants={"BLOCK_C": places, "PLACES": places},
-            num_warps=list_warps(places),
+    variants = []
+    for places in PLACES:
+        tiles = list_tiles(target, places)
+        warps = tiles.pop("num_warps")
+        variants.append(
+            KernelVariant(
+                dtype="",
+                config=f"n{places}",
+                pointers={"best_TKSC_ptr": "int64", "lists_TKL_ptr": "int32"},
+                scalars={"count": "i32", "num_splits": "i32"},
+                constants={"BLOCK_C": places, "PLACES": places, **tiles},
+                num_warps=warps,
+            )
         )
-        for places in PLACES
-    )
+    return variants
 
 
 def _merge(target: Target) -> Sequence[KernelVariant]:
@@ -223,9 +231,13 @@ def _merge(target: Target) -> Sequence[KernelVariant]:
                 **dict.fromkeys(("part_THSD_ptr", "peak_THS_ptr", "total_THS_ptr"), "float32"),
                 **dict.fromkeys(("gates_TH_ptr", "out_TD_ptr"), dtype),
             },
-            scalars=dict.fromkeys((*counts, "stride_out", "stride_gates"), "i32"),
+            scalars=dict.fromkeys((*counts, "heads", "stride_out", "stride_gates"), "i32"),
             divisible=frozenset({"stride_out"}),
-            constants={"V_HEAD_DIM": head_dim, "BLOCK_DV": head_dim},
+            constants={
+                "V_HEAD_DIM": head_dim,
+                "BLOCK_DV": head_dim,
+                "BLOCK_H": merge_heads(target, head_dim),
+            },
             num_warps=1,
         )
         for dtype, suffix in (("bfloat16", ""), ("float16", "-fp16"))

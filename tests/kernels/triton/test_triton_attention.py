@@ -107,10 +107,15 @@ def test_decode(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("shape", MANY)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"window": 50, "has_sinks": True}, {"softcap": 5.0}, {"window": 20, "softcap": 3.0}],
+    ids=["plain", "window-sinks", "softcap", "window-softcap"],
+)
 def test_decode_of_many_heads_over_a_cached_one(
-    attention_cases: SimpleNamespace, shape: str, dtype: str
+    attention_cases: SimpleNamespace, shape: str, dtype: str, fields: dict[str, Any]
 ) -> None:
-    check(attention_cases, shape, dtype, [(1, 1), (515, 1), (37, 1)])
+    check(attention_cases, shape, dtype, [(1, 1), (515, 1), (37, 1)], **fields)
 
 
 def test_more_heads_a_cached_head_than_a_decode_is_compiled_for_are_refused() -> None:
@@ -123,8 +128,8 @@ def test_more_heads_a_cached_head_than_a_decode_is_compiled_for_are_refused() ->
     assert found("decode", 258) == ["129"]
     assert found("decode", 256) == found("decode", 34) == found("prefill", 258) == []
     for form in ({"window": 64}, {"has_sinks": True}, {"softcap": 30.0}):
-        assert found("decode", 34, **form) == ["17"]
-        assert found("decode", 32, **form) == found("prefill", 34, **form) == []
+        assert found("decode", 258, **form) == ["129"]
+        assert found("decode", 256, **form) == found("prefill", 258, **form) == []
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)

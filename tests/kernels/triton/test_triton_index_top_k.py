@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hal_kernels.index_top_k.triton as triton_top_k
 from gpu_devices import gpu
 from hal.ops.index_top_k import IndexTopKRequest, reference
+from hal_kernels.index_top_k.wide_rows import (
+    WIDE_COLUMNS,
+    readable_columns,
+    rows_for_wide_loads,
+)
+from op_inputs import UNTIMED
 
 INF, NAN = float("inf"), float("nan")
 
@@ -84,6 +92,64 @@ def test_candidate_blocks(has_ties: bool) -> None:
     found = triton_top_k.bind(limited, gpu("sm_90"))(later, visible, blocks)
     exact = reference(limited)(later, visible, blocks)
     assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+
+
+def padded(rows: int, columns: int) -> torch.Tensor:
+    """Random scores in rows that may be loaded further, where the largest of all stand."""
+    held = torch.full((rows, -(-columns // WIDE_COLUMNS) * WIDE_COLUMNS), INF)
+    held[:, :columns] = torch.randn(rows, columns)
+    assert readable_columns(held[:, :columns]) == held.shape[1]
+    return held[:, :columns]
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 701, 2051])
+def test_what_is_loaded_behind_a_row_is_left_out(columns: int) -> None:
+    visible = [columns, columns - 1, columns // 2, 1, 0]
+    for request in (
+        IndexTopKRequest(phase="decode", top_k=64),
+        IndexTopKRequest(phase="decode", top_k=64, pool_size=4),
+    ):
+        check(request, padded(5, columns), [request.pool_size * count for count in visible])
+
+
+@pytest.mark.parametrize("columns", [9, 200, 701])
+def test_blocks_that_end_behind_a_row_have_their_entries_alone(columns: int) -> None:
+    visible = torch.tensor([columns, columns - 1, columns // 2, 1, 0], dtype=torch.int32)
+    publishing = IndexTopKRequest(
+        phase="decode", top_k=16, candidate_blocks=12, publishes_candidates=True
+    )
+    logits = padded(5, columns)
+    found, blocks = triton_top_k.bind(publishing, gpu("sm_90"))(logits, visible)
+    exact, exact_blocks = reference(publishing)(logits, visible)
+    assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+    assert torch.equal(blocks.sort(dim=1).values, exact_blocks.sort(dim=1).values)
+    limited = IndexTopKRequest(phase="decode", top_k=16, candidate_blocks=12)
+    later = padded(5, columns)
+    found = triton_top_k.bind(limited, gpu("sm_90"))(later, visible, blocks)
+    exact = reference(limited)(later, visible, blocks)
+    assert torch.equal(found.sort(dim=1).values, exact.sort(dim=1).values)
+
+
+@UNTIMED
+@given(
+    rows=st.integers(1, 4), columns=st.integers(1, 70), before=st.integers(0, 40),
+    behind=st.integers(0, 40), after=st.integers(0, 40),
+)  # fmt: skip
+def test_no_column_is_readable_that_lies_behind_the_memory(
+    rows: int, columns: int, before: int, behind: int, after: int
+) -> None:
+    """before, behind: columns of the memory beside those of the scores; after: behind all rows."""
+    stride = before + columns + behind
+    memory = torch.zeros(before + rows * stride + after)
+    scores = memory.as_strided((rows, columns), (stride, 1), before)
+    readable = readable_columns(scores)
+    assert readable >= columns
+    assert before + (rows - 1) * stride + readable <= memory.numel()
+    if readable > columns:
+        assert readable == -(-columns // WIDE_COLUMNS) * WIDE_COLUMNS
+    wide = rows_for_wide_loads(rows, columns, torch.device("cpu"))
+    assert wide.shape == (rows, columns)
+    assert readable_columns(wide) % WIDE_COLUMNS == 0
 
 
 def test_candidates_that_the_request_does_not_have() -> None:
