@@ -41,7 +41,7 @@ def _dense_makers() -> Iterator[CaseMaker]:
                 kernels=kernels,
                 make=lambda b, rows=rows, epilogue=epilogue: dense_case(b, rows, epilogue),
             )
-    for epilogue in ("none", "silu_gated"):
+    for epilogue, out_dtype in (("none", ""), ("silu_gated", ""), ("none", "float32")):
         yield CaseMaker(
             name=f"gemm bf16 {epilogue}, stream-K{' in float32' * bool(out_dtype)}",
             kernels=("gemm.stream_k", "gemm.stream_k_fix_up"),
