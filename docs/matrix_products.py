@@ -69,7 +69,8 @@ PRODUCTS: Mapping[str, Mapping[str, OpRequest]] = {
     | {
         f"{name} gated, clamped": _experts(name, epilogue="silu_gated", clamp=10.0)
         for name in ("bfloat16", "fp8_block128_ue8m0_a8", "mxfp4_a8")
-    },
+    }
+    | {name: _experts(name) for name in ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")},
     "batched_gemm": {
         "index scores": BatchedGemmRequest(n=0, k=128, dtype="float32", tokens=TOKENS),
         "bfloat16": BatchedGemmRequest(n=1024, k=4096, **BF16),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from gpu_cases import (
     attention,
     collectives,
+    expert_products,
     fused_products,
     native_sparse,
     one_pass,
@@ -22,6 +23,7 @@ from hal_kernels.aot.catalogue import CATALOGUE
 
 _MODULES = (
     products,
+    expert_products,
     fused_products,
     attention,
     sparse,

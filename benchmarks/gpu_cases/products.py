@@ -138,6 +138,11 @@ def _grouped_makers() -> Iterator[CaseMaker]:
             kernels=("grouped_gemm.fp8_widened", "quantize.codes"),
             make=lambda b, e=epilogue: grouped_case(b, "fp8_block128_a8", e, arch="sm_80"),
         )
+        yield CaseMaker(
+            name=f"grouped gemm mxfp4_a8 {epilogue}, in 16 bits",
+            kernels=("grouped_gemm.round_rows", "grouped_gemm.weight_only"),
+            make=lambda b, e=epilogue: grouped_case(b, "mxfp4_a8", e, arch="sm_80"),
+        )
 
 
 def rows_of(bench: Bench, rows: str) -> int:

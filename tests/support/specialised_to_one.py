@@ -22,7 +22,10 @@ from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, sign
 
 TARGET = find_target("sm_120")
 # What no launch can give 1, with the limit that says so.
-NEVER_ONE = {("grouped_gemm.mxfp4", "K"): "k: required a multiple of 32"}
+NEVER_ONE = {
+    ("grouped_gemm.mxfp4", "K"): "k: required a multiple of 32",
+    ("grouped_gemm.split_k", "K"): "split_k_schedule: parts of at least 512 columns",
+}
 
 
 def forms(kernel: TritonKernel) -> list[KernelVariant]:

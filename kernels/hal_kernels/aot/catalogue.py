@@ -22,6 +22,9 @@ from hal_kernels.gemm import stream_k_variants as gemm_stream_k
 from hal_kernels.gemm import triton_variants as gemm
 from hal_kernels.gemm import weight_only_variants as gemm_weight_only
 from hal_kernels.gemm import widened_variants as gemm_widened
+from hal_kernels.grouped_gemm import integer_variants as grouped_gemm_integer
+from hal_kernels.grouped_gemm import round_variants as grouped_gemm_round
+from hal_kernels.grouped_gemm import split_k_variants as grouped_gemm_split_k
 from hal_kernels.grouped_gemm import triton_variants as grouped_gemm
 from hal_kernels.grouped_gemm import weight_only_variants as grouped_gemm_weight_only
 from hal_kernels.grouped_gemm import widened_variants as grouped_gemm_widened
@@ -60,6 +63,9 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *gemm_weight_only.KERNELS,
     *gemm_widened.KERNELS,
     *grouped_gemm.KERNELS,
+    *grouped_gemm_split_k.KERNELS,
+    *grouped_gemm_integer.KERNELS,
+    *grouped_gemm_round.KERNELS,
     *grouped_gemm_weight_only.KERNELS,
     *grouped_gemm_widened.KERNELS,
     *hyper_connection.KERNELS,

@@ -17,13 +17,17 @@ from hal.reasons import Reason
 from hal_kernels.gemm.triton_quantised import as_fnuz
 from hal_kernels.gemm.triton_tiles import target_of
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
+from hal_kernels.grouped_gemm.integer_kernels import _grouped_gemm_integer_kernel
+from hal_kernels.grouped_gemm.integer_variants import INTEGER_FORMS, integer_tiles
 from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_fp8_kernel,
     _grouped_gemm_kernel,
     _grouped_gemm_mxfp4_kernel,
 )
-from hal_kernels.grouped_gemm.triton_limits import choose_kernel
-from hal_kernels.grouped_gemm.triton_tuning import chosen, shape_of
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel, split_of
+from hal_kernels.grouped_gemm.triton_rounding import bind_round_rows
+from hal_kernels.grouped_gemm.triton_split_k import SplitExperts, bind_split
+from hal_kernels.grouped_gemm.triton_tuning import chosen, whole_shape_of
 from hal_kernels.grouped_gemm.triton_variants import tiles
 from hal_kernels.grouped_gemm.weight_only_kernels import _grouped_gemm_weight_only_kernel
 from hal_kernels.grouped_gemm.weight_only_variants import weight_only_tiles
@@ -43,6 +47,7 @@ def bind(
 ) -> GroupedProduct:
     """kernel(x[M, K] sorted by expert, expert_offsets int64 [E+1]) -> y[M, N].
 
+    K is cut for few rows where `triton_limits` says so, but not while configurations are measured.
     Raises BindingError for what `triton_limits` rejects.
     """
     choice = choose_kernel(request, device)
@@ -53,16 +58,29 @@ def bind(
             choice.found,
             "select another",
         )
+    is_forced = tuned_rows(whole_shape_of(request, device), device).is_forced
+    split = None if is_forced else bind_split(request, device, split_of(request, device, choice))
     if isinstance(weight, torch.Tensor):
-        return _bind_dense(request, device, weight)
+        return _bind_dense(request, device, weight, split)
     data = torch.stack([expert.data for expert in weight])
     scale = torch.stack([expert.scale for expert in weight])
     if choice.kernel == "grouped_gemm.mxfp4":
-        return _bind_mxfp4(request, device, data, scale)
+        return _bind_mxfp4(request, device, data, scale, split)
+    if choice.kernel == "grouped_gemm.integer":
+        minimum = [expert.minimum for expert in weight if expert.minimum is not None]
+        shift = torch.stack(minimum) if minimum else scale
+        return _bind_integer(request, device, (data, scale, shift), choice.config.split("-")[0])
     if choice.kernel == "grouped_gemm.weight_only":
         form = choice.config.split("-")[0]
-        return _bind_weight_only(request, device, data, scale, form)
-    return _bind_fp8(request, device, data, scale, choice.dtype)
+        product = _bind_weight_only(request, device, data, scale, form, split)
+        return product if request.weight_format.activation == "float" else _rounded_before(product)
+    return _bind_fp8(request, device, data, scale, choice.dtype, split)
+
+
+def _rounded_before(product: GroupedProduct) -> GroupedProduct:
+    """A product of rows that are rounded to MXFP8 first, and kept in 16 bits."""
+    rounded = bind_round_rows()
+    return lambda x, expert_offsets: product(rounded(x), expert_offsets)
 
 
 def _launch(
@@ -80,11 +98,13 @@ def _launch(
         "CLAMP": request.clamp,
     }
 
-    tuned = tuned_rows(shape_of(request, device), device)
+    tuned = tuned_rows(whole_shape_of(request, device), device)
 
     def default_of(rows: int) -> dict[str, Any]:
         if kind == "fp8_widened":
             return widened_expert_tiles(target, group, rows, is_gated=is_gated)
+        if stored in INTEGER_FORMS:
+            return integer_tiles(target, stored, rows, is_gated=is_gated)
         if stored:
             return weight_only_tiles(target, stored, rows, is_gated=is_gated)
         return tiles(target, kind, rows, is_gated=is_gated, group=group)
@@ -100,14 +120,19 @@ def _launch(
 
 
 def _bind_dense(
-    request: GroupedGemmRequest, device: DeviceSpec, weight: torch.Tensor
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    weight: torch.Tensor,
+    split: SplitExperts | None,
 ) -> GroupedProduct:
     packed, launch = weight.contiguous(), _launch(request, device, "dense")
     width = request.out_features
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
-        if x.shape[0]:
+        if split is not None and split.covers(x.shape[0]):
+            split.launch((x, x), (packed, packed), expert_offsets, y)
+        elif x.shape[0]:
             grid, config = launch(x.shape[0])
             _grouped_gemm_kernel[grid](
                 x, packed, y, expert_offsets, width, request.k,
@@ -125,6 +150,7 @@ def _bind_fp8(
     data: torch.Tensor,
     stored_scale: torch.Tensor,
     fp8: str,
+    split: SplitExperts | None,
 ) -> GroupedProduct:
     form = request.weight_format
     group = int(form.group_size or 0)
@@ -149,6 +175,9 @@ def _bind_fp8(
             values, x_scale = quantize(x)
             if is_power_of_two:
                 x_scale = decode_scale(x_scale, "ue8m0")
+            if split is not None and split.covers(x.shape[0]):
+                split.launch((values, x_scale), (data, scale), expert_offsets, y)
+                return y
             grid, config = launch(x.shape[0])
             product[grid](
                 values.view(data.dtype), x_scale, data, scale, y, expert_offsets, width, request.k,
@@ -162,7 +191,11 @@ def _bind_fp8(
 
 
 def _bind_mxfp4(
-    request: GroupedGemmRequest, device: DeviceSpec, data: torch.Tensor, scale: torch.Tensor
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    split: SplitExperts | None,
 ) -> GroupedProduct:
     launch, width = _launch(request, device, "mxfp4"), request.out_features
     fp8 = target_of(device).fp8_dtype
@@ -172,6 +205,9 @@ def _bind_mxfp4(
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if x.shape[0]:
             values, codes = quantize(x)
+            if split is not None and split.covers(x.shape[0]):
+                split.launch((values, codes), (data, scale), expert_offsets, y)
+                return y
             grid, config = launch(x.shape[0])
             _grouped_gemm_mxfp4_kernel[grid](
                 values, codes, data, scale, y, expert_offsets, width, request.k,
@@ -200,6 +236,7 @@ def _bind_weight_only(
     data: torch.Tensor,
     scale: torch.Tensor,
     form: str,
+    split: SplitExperts | None,
 ) -> GroupedProduct:
     launch, width = _launch(request, device, "weight_only", stored=form), request.out_features
     data = data.view(torch.uint8)
@@ -210,10 +247,39 @@ def _bind_weight_only(
 
     def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
-        if x.shape[0]:
+        if split is not None and split.covers(x.shape[0]):
+            split.launch((x, x), (data, scale), expert_offsets, y)
+        elif x.shape[0]:
             grid, config = launch(x.shape[0])
             _grouped_gemm_weight_only_kernel[grid](
                 x, data, scale, y, expert_offsets, width, request.k,
+                x.stride(0), data.stride(0), data.stride(1), scale.stride(0), scale.stride(1),
+                y.stride(0), **config,
+            )  # fmt: skip
+        return y
+
+    return kernel
+
+
+def _bind_integer(
+    request: GroupedGemmRequest,
+    device: DeviceSpec,
+    weight: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    form: str,
+) -> GroupedProduct:
+    """weight: data, scales and minima (scales where the format has none), of all experts."""
+    launch, width = _launch(request, device, "integer", stored=form), request.out_features
+    data, scale, minimum = weight
+    experts = data.shape[0]
+    # A scale of a row is a group of its own: [E, rows, groups].
+    scale, minimum = (t.reshape(experts, request.n, -1).contiguous() for t in (scale, minimum))
+
+    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+        if x.shape[0]:
+            grid, config = launch(x.shape[0])
+            _grouped_gemm_integer_kernel[grid](
+                x, data, scale, minimum, y, expert_offsets, width, request.k,
                 x.stride(0), data.stride(0), data.stride(1), scale.stride(0), scale.stride(1),
                 y.stride(0), **config,
             )  # fmt: skip

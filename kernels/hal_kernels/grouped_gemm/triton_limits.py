@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from hal.device import DeviceSpec
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.weight_formats import WeightFormat
-from hal.reasons import Reason
+from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
-from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.gemm.triton_limits import KernelChoice, fp8_dtype
+from hal_kernels.aot.limits import not_written
+from hal_kernels.gemm.triton_limits import KernelChoice, fp8_dtype, reasons_against
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
+from hal_kernels.grouped_gemm.integer_variants import INTEGER_FORMATS
+from hal_kernels.grouped_gemm.round_variants import ROUND_CONFIG, rounds_in_integers
+from hal_kernels.grouped_gemm.split_k_schedule import SplitSchedule, schedule_of
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS
 
 _WIDE = ("bfloat16", "float16")
@@ -32,12 +35,17 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
         if form.name != request.dtype:
             return not_written("grouped_gemm.dense", "weight", request.dtype, form.name)
         return KernelChoice("grouped_gemm.dense", request.dtype, f"{size}{suffix}")
+    if form.element == "int" and form.activation == "float":
+        return _integer(request, f"{size}{suffix}")
     if request.dtype != "bfloat16":
-        # Of quantised weights no code is compiled whose results are in float16.
-        return not_written("grouped_gemm", "dtype", "bfloat16 for quantised weights", request.dtype)
+        # Of FP8 and FP4 weights no code is compiled whose results are in float16.
+        wanted = "bfloat16 for FP8 and FP4 weights"
+        return not_written("grouped_gemm", "dtype", wanted, request.dtype)
     if form.element == "fp4_e2m1" and form.activation == "mxfp8_group32":
         if request.k % 32:  # a row of the weight is read 16 bytes at a time
             return not_written("grouped_gemm.mxfp4", "k", "a multiple of 32", str(request.k))
+        if rounds_in_integers(device.arch):
+            return KernelChoice("grouped_gemm.weight_only", "bfloat16", f"mxfp4-{size}{suffix}")
         return KernelChoice("grouped_gemm.mxfp4", fp8_dtype(device), f"{size}{suffix}")
     is_block = form.block_n == form.group_size and form.group_size in (32, 128)
     if form.element == "fp8_e4m3fn" and is_block and form.activation != "float":
@@ -50,8 +58,51 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
             return KernelChoice(
                 "grouped_gemm.weight_only", request.dtype, f"{stored}-{size}{suffix}"
             )
-    wanted = "dense, FP8 blocks or MXFP4"
+    wanted = "dense, FP8 blocks, MXFP4, or int8 or int4 with the activations as they are"
     return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")
+
+
+def _integer(request: GroupedGemmRequest, size: str) -> KernelChoice | Reason:
+    form = request.weight_format
+    name = INTEGER_FORMATS.get(form.name)
+    if name is None:
+        wanted = ", ".join(INTEGER_FORMATS)
+        return not_written("grouped_gemm.integer", "format", wanted, form.name)
+    return KernelChoice("grouped_gemm.integer", request.dtype, f"{name}-{size}")
+
+
+def split_of(
+    request: GroupedGemmRequest, device: DeviceSpec, choice: KernelChoice
+) -> SplitSchedule | None:
+    """How K is cut for few rows, None where it stays whole. choice: the whole product."""
+    return schedule_of(request, device, choice.kernel, choice.dtype, choice.config)
+
+
+def choose_kernels(
+    request: GroupedGemmRequest, device: DeviceSpec
+) -> tuple[KernelChoice, ...] | Reason:
+    """The kernels that a request launches at the most tokens of its range: one, or parts along K
+    and their sum, or what is not written yet."""
+    choice = choose_kernel(request, device)
+    if isinstance(choice, Reason):
+        return choice
+    rounds: tuple[KernelChoice, ...] = ()
+    if _is_decoded(request, choice):
+        rounds = (KernelChoice("grouped_gemm.round_rows", "", ROUND_CONFIG),)
+    split = split_of(request, device, choice)
+    if split is None or request.tokens.high * request.experts_per_token > split.most_rows:
+        return (*rounds, choice)
+    return (
+        *rounds,
+        KernelChoice("grouped_gemm.split_k", split.dtype, split.config),
+        KernelChoice("grouped_gemm.split_k_sum", "", split.sum_config),
+    )
+
+
+def _is_decoded(request: GroupedGemmRequest, choice: KernelChoice) -> bool:
+    """Whether rows are rounded and decoded again, for a product of 16-bit operands."""
+    is_wide = choice.kernel == "grouped_gemm.weight_only"
+    return is_wide and request.weight_format.activation != "float"
 
 
 def _weight_only_form(form: WeightFormat) -> str:
@@ -72,10 +123,18 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if a kernel serves whose machine code is of an allowed tier."""
-    choice = choose_kernel(request, device)
-    if isinstance(choice, Reason):
-        return [choice]
-    return evidence_reasons(
-        choice.kernel, device, dtype=choice.dtype, config=choice.config, allowed=allowed
+    """Empty if kernels serve whose machine code is of an allowed tier."""
+    choices = choose_kernels(request, device)
+    if isinstance(choices, Reason) or choices[0].kernel != "grouped_gemm.round_rows":
+        return reasons_against(choices, device, allowed)
+    # Native code of 16 bits, for what claims FP8: it is emulated by that.
+    reasons = reasons_against(choices, device, ("native",))
+    if "emulated" in allowed:
+        return reasons
+    hardware = Reason(
+        what="grouped_gemm: rows of FP8",
+        required="a matrix unit that multiplies them",
+        found=f"{device.arch}, where they are decoded to 16 bits",
+        kind=ReasonKind.HARDWARE,
     )
+    return [hardware, *reasons]

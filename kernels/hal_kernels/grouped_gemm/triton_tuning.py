@@ -15,7 +15,7 @@ from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
-from hal_kernels.grouped_gemm.triton_limits import choose_kernel
+from hal_kernels.grouped_gemm.triton_limits import choose_kernel, choose_kernels
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS, NEEDS_64_ROWS, tiles
 from hal_kernels.grouped_gemm.widened_variants import widened_expert_tiles
 from hal_kernels.tuning.performance_model import Footprint
@@ -23,6 +23,7 @@ from hal_kernels.tuning.shapes import ShapeClass, shape_class
 from hal_kernels.tuning.tunable import Call, Default, TunableKernel
 
 _MODULE = "hal_kernels.grouped_gemm.triton"
+_NOT_TUNED = ("grouped_gemm.weight_only", "grouped_gemm.integer")  # weights that are widened
 _SIZES = ("experts", "k", "n")
 _CHOSEN = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
 _DENSE_DEPTHS = {True: (32, 64, 128), False: (32, 64)}  # columns of a step, of few rows and of more
@@ -42,9 +43,19 @@ def rows_of(tokens: int, request: GroupedGemmRequest) -> int:
 
 def shape_of(request: GroupedGemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
     """Kernel and class of a request at the most tokens of its range; None for what no kernel
-    serves, and for weights that are widened, of which nothing is tuned."""
+    serves, and for what nothing is tuned of: weights that are widened, and parts along K."""
+    choices = choose_kernels(request, device)
+    if isinstance(choices, Reason) or any(c.kernel == "grouped_gemm.split_k" for c in choices):
+        return None
+    return whole_shape_of(request, device)
+
+
+def whole_shape_of(
+    request: GroupedGemmRequest, device: DeviceSpec
+) -> tuple[str, ShapeClass] | None:
+    """As `shape_of`, of the whole product, whether or not K is cut for so few rows."""
     choice = choose_kernel(request, device)
-    if isinstance(choice, Reason) or choice.kernel == "grouped_gemm.weight_only":
+    if isinstance(choice, Reason) or choice.kernel in _NOT_TUNED:
         return None
     group = f"g{request.weight_format.group_size}"
     is_block = choice.kernel in ("grouped_gemm.fp8_block", "grouped_gemm.fp8_widened")

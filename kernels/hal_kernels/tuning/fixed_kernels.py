@@ -27,6 +27,9 @@ FIXED: Mapping[str, str] = MappingProxyType(
         "fused_gemm.weight_only": _BY_ROUNDING,
         "gemm.stream_k": "it shares out the tiles of gemm.dense, wide or square by the bytes that "
         "they ask for; a configuration that is kept for gemm.dense takes its place",
+        "grouped_gemm.integer": _BY_EVIDENCE,
+        "grouped_gemm.split_k": "it has the tiles of the whole product of few rows; what is tuned "
+        "of that holds from the rows on that K is whole",
         "grouped_gemm.weight_only": _BY_EVIDENCE,
         "hyper_connection.mixes": _BY_EVIDENCE,
         "nsa_attention.select": _BY_EVIDENCE,

@@ -18,12 +18,14 @@ from hal.ops.low_precision import dequantize_groups, quantize_groups
 from hal.ops.request import TokenRange
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.grouped_gemm.triton_limits import choose_kernel, not_supported_reasons
+from hal_kernels.grouped_gemm.triton_rounding import bind_round_rows
 from kernel_errors import assert_exact
 
 # Rows per expert: none, one, a tile exactly, a tile and one, none again.
 ROWS = [0, 1, 16, 17, 0, 3]
 
 
+MXFP4_ARCHS = ("sm_80", "sm_120", "sm_90", "gfx942", "gfx950")
 CLAMP = 0.6  # well inside what the products reach
 EPILOGUES = pytest.mark.parametrize(
     ("epilogue", "clamp"),
@@ -133,13 +135,14 @@ def test_fp8_blocks(name: str, n: int, epilogue: str, arch: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "epilogue", "clamp"),
     [
-        *((arch, "none", 0.0) for arch in ("sm_120", "sm_90", "gfx942", "gfx950")),
-        *((arch, "silu_gated", CLAMP) for arch in ("sm_120", "sm_90", "gfx942", "gfx950")),
+        *((arch, "none", 0.0) for arch in MXFP4_ARCHS),
+        *((arch, "silu_gated", CLAMP) for arch in MXFP4_ARCHS),
         ("sm_120", "silu_gated", 0.0),
     ],
 )
 def test_mxfp4_weights_and_mxfp8_rows(arch: str, epilogue: str, clamp: float) -> None:
-    """Scaled by the unit or outside of it, in either FP8 encoding, FP4 widened or as it is."""
+    """Scaled by the unit or outside of it, in either FP8 encoding, FP4 widened or as it is; and
+    both operands in 16 bits, where nothing takes FP8."""
     n, k = 68, 160  # halves of a gated weight end within a tile
     element = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
     x, offsets = inputs(k)
@@ -217,6 +220,33 @@ def test_rows_of_mxfp4_weights_are_whole_scales(k: int) -> None:
     reasons = not_supported_reasons(request_of("mxfp4_a8", n=64, k=k), gpu("sm_100"))
     wanted = [] if k % 32 == 0 else [f"grouped_gemm.mxfp4: k: required a multiple of 32, found {k}"]
     assert [str(reason) for reason in reasons] == wanted
+
+
+@pytest.mark.parametrize("width", [32, 96, 4128])
+def test_rows_that_stay_in_16_bits_are_those_of_the_rounding(width: int) -> None:
+    """Bit by bit what the op quantize keeps: groups of any magnitude, of zeros, and not finite."""
+    x = torch.randn(9, width) * torch.logspace(-30, 30, 9)[:, None]
+    x[:, :32] *= torch.logspace(-4, 0, 32)  # down to the denormals of a group
+    x[3, :32] = 0.0
+    x = x.bfloat16()
+    values, scales = quantize_groups(x, group_size=32, element="fp8_e4m3fn", scale_kind="ue8m0")
+    want = dequantize_groups(values, scales, element="fp8_e4m3fn", scale_kind="ue8m0")
+    kernel = bind_round_rows()
+    assert torch.equal(kernel(x).float(), want.float())
+    assert torch.equal(want.bfloat16().float(), want.float())
+    x[2, 5], x[4, 0] = torch.inf, torch.nan
+    found = kernel(x)
+    assert found[2, :32].isnan().all()
+    assert found[4, :32].isnan().all()
+    assert int(found.isnan().sum()) == 64
+
+
+def test_rows_of_fp8_where_nothing_takes_them_are_no_native_path() -> None:
+    request = dataclasses.replace(request_of("mxfp4_a8", 64, 64), tokens=TokenRange(1, 1))
+    (reason,) = not_supported_reasons(request, gpu("sm_80"))
+    assert reason.kind is ReasonKind.HARDWARE
+    assert not not_supported_reasons(request, gpu("sm_80"), allowed=("emulated",))
+    assert not not_supported_reasons(request, gpu("sm_90"))
 
 
 def test_every_row_is_written_and_nothing_else() -> None:
