@@ -8,6 +8,7 @@ from typing import Any
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
+from hal_kernels.grouped_gemm.round_variants import rounds_in_integers
 
 _MODULE = "hal_kernels.grouped_gemm.triton_kernels"
 FEW_ROWS = 16  # per expert, up to which the small tiles are used
@@ -159,6 +160,8 @@ def _fp8(target: Target) -> Sequence[KernelVariant]:
 
 
 def _mxfp4(target: Target) -> Sequence[KernelVariant]:
+    if rounds_in_integers(target.arch):
+        return ()  # Triton has no FP8 there: both operands are decoded to 16 bits, by other kernels
     fp8 = target.fp8_dtype
     return tuple(
         _variant(
