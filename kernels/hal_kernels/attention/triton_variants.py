@@ -101,15 +101,17 @@ def decode_tiles(
 ) -> dict[str, int]:
     """As `prefill_tiles`; a decode reads keys once, so more loads are kept in flight: 32 keys of
     128 values as many bytes as 64, by nearly twice the warps of fewer registers each. Where shared
-    memory is what limits the blocks, half as many keys let nearly twice the warps in, as they do
-    for many rows on CDNA. rows: of `group_rows`; the sums of many are shared out among eight
-    warps."""
+    memory is what limits the blocks, and on CDNA, half as many keys let nearly twice the warps in.
+    rows: of `group_rows`; the sums of many are shared out among eight warps."""
     is_hip, is_many = target.backend == "hip", rows > DECODE_ROWS[0]
     is_cdna = is_hip and target.warp_size == 64
     is_tcgen05 = target.arch in ("sm_100", "sm_103")
     keys = 64 if head_dim <= 64 and not is_cdna and not (is_tcgen05 and is_many) else 32
-    if (is_hip and not is_cdna) or target.arch in _SMALL_SHARED or (is_cdna and is_many):
-        keys //= 2
+    if is_cdna:
+        is_halved = is_many or (head_dim > 64 and not is_fp8)
+    else:
+        is_halved = is_hip or target.arch in _SMALL_SHARED
+    keys = keys // 2 if is_halved else keys
     stages = 1 if is_hip else 2 if target.arch in _FEW_STAGES and is_many else 3
     # The registers of many rows are few: a step that is wider or further ahead spills.
     warps = 8 if rows > (32 if is_cdna and head_dim <= 64 else DECODE_ROWS[0]) else 4
