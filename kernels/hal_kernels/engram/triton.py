@@ -12,7 +12,7 @@ from hal.device import DeviceSpec
 from hal.ops.engram import EngramRequest
 from hal.ops.formats import torch_dtype
 from hal_kernels.engram.triton_kernels import _engram_gather_kernel, _engram_mix_kernel
-from hal_kernels.engram.triton_variants import BLOCK_D
+from hal_kernels.engram.triton_variants import BLOCK_D, mix_warps
 
 
 def bind(
@@ -37,7 +37,8 @@ def bind(
         return _bind_gather(request, table, multipliers, primes, offsets)
     if query_weight is None or key_weight is None:
         raise ValueError("engram: required query_weight and key_weight, found None among them")
-    return _bind_mix(request, query_weight, key_weight, eps)
+    num_warps = mix_warps(request.dtype, int(device.attributes.get("warp_size", 32)))
+    return _bind_mix(request, query_weight, key_weight, eps, num_warps)
 
 
 def _bind_gather(
@@ -71,7 +72,11 @@ def _bind_gather(
 
 
 def _bind_mix(
-    request: EngramRequest, query_weight: torch.Tensor, key_weight: torch.Tensor, eps: float
+    request: EngramRequest,
+    query_weight: torch.Tensor,
+    key_weight: torch.Tensor,
+    eps: float,
+    num_warps: int,
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     n, hidden = request.num_streams, request.hidden_size
     query_weight, key_weight = query_weight.contiguous(), key_weight.contiguous()
@@ -83,7 +88,8 @@ def _bind_mix(
         if len(flat):
             _engram_mix_kernel[(len(flat), n)](
                 flat, kv, query_weight, key_weight, out, flat.stride(0), kv.stride(0),
-                hidden, 1.0 / math.sqrt(hidden), eps, N=n, BLOCK_D=BLOCK_D,
+                hidden, 1.0 / math.sqrt(hidden), eps,
+                N=n, BLOCK_D=BLOCK_D, num_warps=num_warps,
             )  # fmt: skip
         return out
 

@@ -33,6 +33,11 @@ def mix_config(streams: int) -> str:
     return f"n{next(n for n in _STREAMS if n >= streams)}"
 
 
+def mix_warps(dtype: str, warp_size: int) -> int:
+    """Values of 16 bits come in 16 bytes for each of 128 threads."""
+    return 4 if dtype == "float32" else 128 // warp_size
+
+
 def _gather(target: Target) -> Sequence[KernelVariant]:
     integers = ("ids_TS_ptr", "multipliers_S_ptr", "primes_GH_ptr", "offsets_GH_ptr")
     return tuple(
@@ -72,6 +77,7 @@ def _mix(target: Target) -> Sequence[KernelVariant]:
             },
             divisible=frozenset({"stride_streams", "stride_kv", "D"}),
             constants={"N": streams, "BLOCK_D": BLOCK_D},
+            num_warps=mix_warps(dtype, target.warp_size),
         )
         for dtype in ACTIVATION_DTYPES
         for streams in _STREAMS

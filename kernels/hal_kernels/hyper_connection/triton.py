@@ -20,7 +20,7 @@ from hal_kernels.hyper_connection.triton_variants import (
     BLOCK_T,
     PARTS,
     collapse_warps,
-    expand_tile,
+    expand_launch,
     mixes_constants,
     mixes_warps,
 )
@@ -39,14 +39,17 @@ def bind(
     eps: float = 0.0,
 ) -> Callable[..., Any]:
     """As the op's reference. Raises ValueError if a tensor that the kind needs is missing."""
-    warp_size = int(device.attributes.get("warp_size", 32))
     if request.kind == "post":
-        return _bind_expand(request, device.arch, warp_size)
+        return _bind_expand(request, device.arch, _warp_size(device))
     if request.kind == "head" and request.is_lagged:
-        return _bind_collapse(request, warp_size)
+        return _bind_collapse(request, _warp_size(device))
     if projection is None or base is None or scale is None:
         raise ValueError("hyper_connection: required projection, base and scale, found None")
-    return _bind_weights(request, projection, base, scale, norm_eps, eps, warp_size)
+    return _bind_weights(request, projection, base, scale, norm_eps, eps, device)
+
+
+def _warp_size(device: DeviceSpec) -> int:
+    return int(device.attributes.get("warp_size", 32))
 
 
 def bfloat16_terms(x: torch.Tensor) -> torch.Tensor:
@@ -65,11 +68,12 @@ def _bind_weights(
     scale: torch.Tensor,
     norm_eps: float,
     eps: float,
-    warp_size: int,
+    device: DeviceSpec,
 ) -> Callable[..., Any]:
     n, hidden = request.num_streams, request.hidden_size
     constants = mixes_constants(request.dtype, request.num_mixes)
-    width = constants["BLOCK_W"]
+    width, warp_size = constants["BLOCK_W"], _warp_size(device)
+    num_warps = mixes_warps(request.dtype, request.num_mixes, device.arch, warp_size)
     terms, base, scale = bfloat16_terms(projection), base.float(), scale.float()
 
     def run(streams: torch.Tensor, source: int, previous: torch.Tensor | None) -> list[Any]:
@@ -83,7 +87,7 @@ def _bind_weights(
         if tokens:
             _hyper_connection_mixes_kernel[(-(-tokens // BLOCK_T), PARTS)](
                 flat, terms, partial, flat.stride(0), tokens, n * hidden, request.num_mixes,
-                **constants, num_warps=mixes_warps(request.dtype, warp_size),
+                **constants, num_warps=num_warps,
             )  # fmt: skip
             _hyper_connection_collapse_kernel[(tokens,)](
                 flat, partial, base, scale, pre if previous is None else previous,
@@ -135,7 +139,7 @@ def _bind_expand(
     request: HyperConnectionRequest, arch: str, warp_size: int
 ) -> Callable[..., torch.Tensor]:
     n, hidden = request.num_streams, request.hidden_size
-    block, warps = expand_tile(request.dtype, arch, warp_size)
+    launch = expand_launch(request.dtype, arch, warp_size)
 
     def expand(
         y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
@@ -144,9 +148,9 @@ def _bind_expand(
         y = y if y.stride(1) == 1 else y.contiguous()
         out = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
         if len(flat):
-            _hyper_connection_expand_kernel[(len(flat), -(-hidden // block))](
+            _hyper_connection_expand_kernel[(len(flat), -(-hidden // launch["BLOCK_D"]))](
                 y, flat, post.contiguous(), comb.contiguous(), out,
-                y.stride(0), flat.stride(0), hidden, N=n, BLOCK_D=block, num_warps=warps,
+                y.stride(0), flat.stride(0), hidden, N=n, **launch,
             )  # fmt: skip
         return out
 

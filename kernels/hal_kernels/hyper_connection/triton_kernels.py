@@ -135,26 +135,40 @@ def _hyper_connection_collapse_kernel(
 @triton.jit
 def _hyper_connection_expand_kernel(
     y_TD_ptr, streams_TC_ptr, post_TN_ptr, comb_TNN_ptr, out_TC_ptr,
-    stride_y, stride_streams, D, N: tl.constexpr, BLOCK_D: tl.constexpr,
+    stride_y, stride_streams, D, N: tl.constexpr, BLOCK_D: tl.constexpr, RELOADS: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block of columns): out[h] = post[h] * y + sum_j comb[j, h] * streams[j].
 
     Each stream is a tensor of its own: as rows of one tile they are dealt out to different warps
     where a row has fewer pieces of 16 bytes than the program threads, and their sum goes through
     shared memory.
+
+    RELOADS: the columns of y and of the streams are read anew for each h, after the first from the
+    cache of the multiprocessor, and not kept in registers: one sum and what has just been read are
+    all that a thread holds.
     """
     token = tl.program_id(0).to(tl.int64)
     offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = offs_d < D
-    y = tl.load(y_TD_ptr + token * stride_y + offs_d, mask=inside, other=0.0).to(tl.float32)
+    y_row = y_TD_ptr + token * stride_y + offs_d
     rows = streams_TC_ptr + token * stride_streams + offs_d
-    streams = ()
-    for j in tl.static_range(N):
-        streams += (tl.load(rows + j * D, mask=inside, other=0.0).to(tl.float32),)
-    for h in tl.static_range(N):
-        mixed = tl.load(post_TN_ptr + token * N + h).to(tl.float32) * y
+    post, comb = post_TN_ptr + token * N, comb_TNN_ptr + token * N * N
+    out = out_TC_ptr + token * N * D + offs_d
+    if RELOADS:
+        for h in range(N):
+            y = tl.load(y_row, mask=inside, other=0.0).to(tl.float32)
+            mixed = tl.load(post + h).to(tl.float32) * y
+            for j in tl.static_range(N):
+                stream = tl.load(rows + j * D, mask=inside, other=0.0).to(tl.float32)
+                mixed += tl.load(comb + j * N + h).to(tl.float32) * stream
+            tl.store(out + h * D, mixed.to(out_TC_ptr.dtype.element_ty), mask=inside)
+    else:
+        y = tl.load(y_row, mask=inside, other=0.0).to(tl.float32)
+        streams = ()
         for j in tl.static_range(N):
-            comb = tl.load(comb_TNN_ptr + (token * N + j) * N + h).to(tl.float32)
-            mixed += comb * streams[j]
-        out = out_TC_ptr + (token * N + h) * D + offs_d
-        tl.store(out, mixed.to(out_TC_ptr.dtype.element_ty), mask=inside)
+            streams += (tl.load(rows + j * D, mask=inside, other=0.0).to(tl.float32),)
+        for h in tl.static_range(N):
+            mixed = tl.load(post + h).to(tl.float32) * y
+            for j in tl.static_range(N):
+                mixed += tl.load(comb + j * N + h).to(tl.float32) * streams[j]
+            tl.store(out + h * D, mixed.to(out_TC_ptr.dtype.element_ty), mask=inside)

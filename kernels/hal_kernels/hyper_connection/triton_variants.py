@@ -16,6 +16,8 @@ TERMS: Mapping[str, int] = MappingProxyType({"bfloat16": 1, "float16": 2, "float
 BLOCK_T = 16
 STREAMS = (4, 8)  # that are compiled; fewer have less of everything
 
+_MOST_MIXES = 64  # whose sums 128 threads hold
+_SPILL_OF_256 = ("sm_100", "sm_103")
 _OF_64_WARPS = ("sm_80", "sm_90", "sm_100", "sm_103")
 _MODULE = "hal_kernels.hyper_connection.triton_kernels"
 
@@ -30,13 +32,17 @@ def mixes_width(mixes: int) -> int:
     return max(16, 1 << mixes.bit_length())
 
 
-def expand_tile(dtype: str, arch: str, warp_size: int) -> tuple[int, int]:
-    """(columns, warps) of a program of the streams after a sublayer: 128 threads of 16 bytes a
-    stream each. Of eight columns by four streams a thread takes 64 registers, which let 32 warps
-    in: where a multiprocessor holds 64, a thread has four, of 40 registers, and 48 warps are."""
-    bytes_each = 4 if dtype == "float32" else 2
-    columns = 4 if arch in _OF_64_WARPS else 16 // bytes_each
-    return 128 * columns, 128 // warp_size
+def expand_launch(dtype: str, arch: str, warp_size: int) -> dict[str, Any]:
+    """Of a program of the streams after a sublayer: 128 threads of 16 bytes a stream each. Four
+    streams of eight columns kept take 64 registers, which let 32 warps in. Where a multiprocessor
+    holds 64, 40 to 64 are resident if none is kept, and its cache holds what they read: 120 KiB
+    of 192 and more, where 48 are."""
+    columns = 16 // (4 if dtype == "float32" else 2)
+    return {
+        "BLOCK_D": 128 * columns,
+        "RELOADS": arch in _OF_64_WARPS,
+        "num_warps": 128 // warp_size,
+    }
 
 
 def collapse_warps(warp_size: int) -> int:
@@ -46,19 +52,24 @@ def collapse_warps(warp_size: int) -> int:
 
 
 def mixes_constants(dtype: str, mixes: int) -> dict[str, Any]:
-    """Of the projection. Terms beside the first take registers: their tile is narrower."""
+    """Of the projection. Terms beside the first take registers, and so do the columns of eight
+    streams' mixes: their tile is narrower."""
     return {
         "BLOCK_T": BLOCK_T,
-        "BLOCK_C": 64 if dtype == "bfloat16" else 32,
+        "BLOCK_C": 64 if dtype == "bfloat16" and mixes_width(mixes) <= _MOST_MIXES else 32,
         "BLOCK_W": mixes_width(mixes),
         "S": PARTS,
         "TERMS": TERMS[dtype],
     }
 
 
-def mixes_warps(dtype: str, warp_size: int) -> int:
+def mixes_warps(dtype: str, mixes: int, arch: str, warp_size: int) -> int:
     """Of the projection: a step of the narrower tile reads 2 KiB of weights, 16 bytes for each of
-    128 threads."""
+    128 threads. Twice as many share the sums of eight streams' mixes, whose registers are too many
+    for 128; but for those of float32 on the data-center Blackwells, where 128 have enough and of
+    256 the compiler saves registers until some spill."""
+    if mixes_width(mixes) > _MOST_MIXES and not (dtype == "float32" and arch in _SPILL_OF_256):
+        return 256 // warp_size
     return 4 if dtype == "bfloat16" else 128 // warp_size
 
 
@@ -75,7 +86,7 @@ def _mixes(target: Target) -> Sequence[KernelVariant]:
             scalars=dict.fromkeys(("stride_streams", "T", "C", "W"), "i32"),
             divisible=frozenset({"stride_streams", "C"}),
             constants=mixes_constants(dtype, n * (2 + n)),
-            num_warps=mixes_warps(dtype, target.warp_size),
+            num_warps=mixes_warps(dtype, n * (2 + n), target.arch, target.warp_size),
         )
         for n in STREAMS
         for dtype in TERMS
@@ -123,12 +134,12 @@ def _expand(target: Target) -> Sequence[KernelVariant]:
             },
             scalars=dict.fromkeys(("stride_y", "stride_streams", "D"), "i32"),
             divisible=frozenset({"stride_y", "stride_streams", "D"}),
-            constants={"N": n, "BLOCK_D": block},
-            num_warps=warps,
+            constants={"N": n, "BLOCK_D": launch["BLOCK_D"], "RELOADS": launch["RELOADS"]},
+            num_warps=launch["num_warps"],
         )
         for n in STREAMS
         for dtype in TERMS
-        for block, warps in (expand_tile(dtype, target.arch, target.warp_size),)
+        for launch in (expand_launch(dtype, target.arch, target.warp_size),)
     )
 
 

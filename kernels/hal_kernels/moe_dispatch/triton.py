@@ -16,7 +16,12 @@ from hal_kernels.moe_dispatch.triton_kernels import (
     _moe_places_kernel,
     _moe_spread_kernel,
 )
-from hal_kernels.moe_dispatch.triton_variants import COLUMNS, FEW_CHOICES, MANY_CHOICES
+from hal_kernels.moe_dispatch.triton_variants import (
+    COLUMNS,
+    FEW_CHOICES,
+    MANY_CHOICES,
+    rows_warps,
+)
 
 _ROWS = 1024  # of one program that inverts the order
 
@@ -31,6 +36,7 @@ def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
     experts, top_k, hidden = request.num_experts, request.top_k, request.hidden_size
     block = min(COLUMNS, triton.next_power_of_2(hidden))
     blocks = -(-hidden // block)
+    num_warps = rows_warps(request.dtype, int(device.attributes.get("warp_size", 32)))
 
     def permute(
         x: torch.Tensor, ids: torch.Tensor
@@ -45,8 +51,9 @@ def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
         rows = torch.empty((choices, hidden), dtype=x.dtype, device=x.device)
         if choices:
             _moe_spread_kernel[(ids.shape[0], blocks)](
-                x, ids, places, rows, x.stride(0), hidden, experts, TOP_K=top_k, BLOCK_D=block
-            )
+                x, ids, places, rows, x.stride(0), hidden, experts,
+                TOP_K=top_k, BLOCK_D=block, num_warps=num_warps,
+            )  # fmt: skip
         if request.graph_mode == "graph":
             return rows, offsets[: experts + 1], source
         # How many rows there are is part of the result: the only time that the host waits.
@@ -73,7 +80,7 @@ def bind(request: MoeDispatchRequest, device: DeviceSpec) -> Callable[..., Any]:
         if tokens:
             _moe_combine_kernel[(tokens, blocks)](
                 y, places, weights.contiguous(), out, y.stride(0), hidden,
-                TOP_K=top_k, BLOCK_D=block,
+                TOP_K=top_k, BLOCK_D=block, num_warps=num_warps,
             )  # fmt: skip
         return out
 

@@ -24,6 +24,11 @@ def rows_config(top_k: int) -> str:
     return f"k{next(k for k in _CHOICES if k >= top_k)}"
 
 
+def rows_warps(dtype: str, warp_size: int) -> int:
+    """Of the kernels that move rows: values of 16 bits come in 16 bytes for each of 128 threads."""
+    return 4 if dtype == "float32" else 128 // warp_size
+
+
 def _variant(
     config: str, scalars: Sequence[str], *, dtype: str = "", **fields: Any
 ) -> KernelVariant:
@@ -55,6 +60,7 @@ def _spread(target: Target) -> Sequence[KernelVariant]:
             f"k{top_k}", ("stride_x", "D", "E"), dtype=dtype,
             pointers={"x_TD_ptr": dtype, "rows_MD_ptr": dtype, **integers},
             constants={"TOP_K": top_k, "BLOCK_D": COLUMNS},
+            num_warps=rows_warps(dtype, target.warp_size),
         )
         for dtype in ACTIVATION_DTYPES
         for top_k in _CHOICES
@@ -73,6 +79,7 @@ def _combine(target: Target) -> Sequence[KernelVariant]:
             f"k{top_k}", ("stride_y", "D"), dtype=dtype,
             pointers={"y_MD_ptr": dtype, "out_TD_ptr": dtype, **others},
             constants={"TOP_K": top_k, "BLOCK_D": COLUMNS},
+            num_warps=rows_warps(dtype, target.warp_size),
         )
         for dtype in ACTIVATION_DTYPES
         for top_k in _CHOICES

@@ -31,23 +31,31 @@ def _weights(x, largest, IS_MASS: tl.constexpr):
 @triton.jit
 def _bound(
     row_ptr, V, target, above, largest,
-    BLOCK_V: tl.constexpr, IS_MASS: tl.constexpr,
+    BLOCK_V: tl.constexpr, PARTS: tl.constexpr, IS_MASS: tl.constexpr,
 ):  # fmt: skip
     """The largest code c such that the weight of the logits with a code >= c is at least `target`;
-    only logits above the code `above` weigh."""
+    only logits above the code `above` weigh. PARTS: 1, or 2 for half the sums in a thread, to which
+    the even and the odd logits are added after each other."""
     offs, digits = tl.arange(0, BLOCK_V), tl.arange(0, 16).to(tl.uint32)
     found = tl.zeros((1,), dtype=tl.uint32)
     unit = tl.full((1,), 1 << 28, dtype=tl.uint32)
     for _ in range(8):
         bounds = found + digits * unit
-        acc = tl.zeros((BLOCK_V, 16), dtype=tl.float32)
+        acc = tl.zeros((BLOCK_V // PARTS, 16), dtype=tl.float32)
         for start in range(0, V, BLOCK_V):
             inside = start + offs < V
             x = tl.load(row_ptr + start + offs, mask=inside, other=float("-inf"))
             code = _ordered(x)
             weighs = inside & (code > above)
             weight = tl.where(weighs, _weights(x, largest, IS_MASS), 0.0)
-            acc += tl.where(code[:, None] >= bounds[None, :], weight[:, None], 0.0)
+            if PARTS == 2:
+                codes = tl.split(tl.reshape(code, (BLOCK_V // 2, 2)))
+                weights = tl.split(tl.reshape(weight, (BLOCK_V // 2, 2)))
+                for i in tl.static_range(2):
+                    reaches = codes[i][:, None] >= bounds[None, :]
+                    acc += tl.where(reaches, weights[i][:, None], 0.0)
+            else:
+                acc += tl.where(code[:, None] >= bounds[None, :], weight[:, None], 0.0)
         reached = tl.sum(acc, axis=0) >= target
         found += tl.max(tl.where(reached, digits, 0), axis=0) * unit
         unit = unit >> 4
@@ -85,8 +93,9 @@ def _value_of(code):
 
 @triton.jit
 def _top_k_top_p_kernel(
-    logits_BV_ptr, top_k_B_ptr, top_p_B_ptr, y_BV_ptr, stride_logits, V, BLOCK_V: tl.constexpr
-):
+    logits_BV_ptr, top_k_B_ptr, top_p_B_ptr, y_BV_ptr, stride_logits, V,
+    BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """y = logits, -inf but for the k largest (the first of equal ones) and of these the fewest,
     the largest first, whose probability reaches top_p.
 
@@ -100,7 +109,7 @@ def _top_k_top_p_kernel(
     cut = tl.zeros((1,), dtype=tl.uint32)
     ties = tl.zeros((1,), dtype=tl.float32)
     if k < V:
-        cut += _bound(logits, V, k, 0, 0.0, BLOCK_V, False)
+        cut += _bound(logits, V, k, 0, 0.0, BLOCK_V, PARTS, False)
         ties += k - _weight_above(logits, V, cut, 0.0, BLOCK_V, False)
     most = _largest_code(logits, V, BLOCK_V)
     # With an infinite or undefined largest logit there is no distribution to cut.
@@ -109,7 +118,8 @@ def _top_k_top_p_kernel(
         mass = _weight_above(logits, V, cut, largest, BLOCK_V, True)
         mass += tl.where(ties > 0.0, ties * tl.exp(_value_of(cut) - largest), 0.0)
         target = tl.maximum(top_p * mass, 1e-30)
-        bound = tl.maximum(_bound(logits, V, target, cut, largest, BLOCK_V, True), cut)
+        bound = _bound(logits, V, target, cut, largest, BLOCK_V, PARTS, True)
+        bound = tl.maximum(bound, cut)
         missing = target - _weight_above(logits, V, bound, largest, BLOCK_V, True)
         weight = tl.exp(_value_of(bound) - largest)
         wanted = tl.where(weight > 0.0, tl.minimum(tl.ceil(missing / weight), 16777216.0), 1.0)

@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
 
-BLOCK_V = 1024
-NUM_WARPS = 8
+BLOCK_V = 1024  # logits of a step: 16 bytes for each of 256 threads
+
+
+def constants_of(arch: str) -> dict[str, int]:
+    """Sixteen sums for each of a thread's four logits take 64 registers, for two of them at a time
+    32, and twice the warps are resident. For sm_80 the compiler takes too few registers then, and
+    spills."""
+    return {"BLOCK_V": BLOCK_V, "PARTS": 1 if arch == "sm_80" else 2}
+
+
+def launch_warps(warp_size: int) -> int:
+    """256 threads."""
+    return 256 // warp_size
 
 
 def _top_k_top_p(target: Target) -> Sequence[KernelVariant]:
@@ -24,8 +35,8 @@ def _top_k_top_p(target: Target) -> Sequence[KernelVariant]:
             },
             scalars={"stride_logits": "i32", "V": "i32"},
             divisible=frozenset({"stride_logits", "V"}),
-            constants={"BLOCK_V": BLOCK_V},
-            num_warps=NUM_WARPS,
+            constants=constants_of(target.arch),
+            num_warps=launch_warps(target.warp_size),
         ),
     )
 

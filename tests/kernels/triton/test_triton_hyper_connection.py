@@ -122,7 +122,7 @@ def test_post_and_head(n: int, hidden: int, dtype: str, arch: str) -> None:
         assert_close(found, exact, STEP[dtype], 4.0 * n)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "gfx90a", "gfx1100"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx90a", "gfx1100"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("streams_of_token", [4, 8])
 def test_what_is_compiled_is_what_is_launched(
@@ -155,6 +155,13 @@ class Recorder:
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *_, **constants: self._found.__setitem__(self._name, constants)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942", "gfx1100"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_up_to_eight_streams_are_served(arch: str, dtype: str) -> None:
+    for kind, n in (("pre", 4), ("pre", 8), ("post", 8), ("head", 8)):
+        assert not not_supported_reasons(request_of(kind, n, 5120, dtype), gpu(arch))
 
 
 def test_what_is_refused() -> None:
