@@ -16,6 +16,7 @@ from hal.ops.index_top_k import IndexTopKRequest
 from hal.ops.kv_compressor import KvCompressorRequest
 from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.nsa_attention import NsaAttentionRequest
+from hal.ops.nsa_compress import NsaCompressRequest
 from hal.ops.request import OpRequest, TokenRange
 from matrix_sizes import BF16, LONG, TOKENS
 
@@ -127,6 +128,17 @@ def _nsa(phase: Any, **more: Any) -> OpRequest:
     )
 
 
+def _nsa_compress(phase: Any, head_dim: int, **more: Any) -> OpRequest:
+    """Of keys (192) or values (128) of `_nsa`, with a hidden layer of 512 values."""
+    given: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "tokens": TOKENS if phase == "decode" else LONG,
+    } | more
+    return NsaCompressRequest(
+        phase=phase, num_kv_heads=4, head_dim=head_dim, hidden_size=512, block_size=64, **given
+    )
+
+
 ATTENTION: Mapping[str, Mapping[str, OpRequest]] = {
     "attention": {
         "llama-70b decode": _attention("decode", 64, 8, 128),
@@ -188,6 +200,12 @@ ATTENTION: Mapping[str, Mapping[str, OpRequest]] = {
         "128 prefill": _nsa("prefill", head_dim=128),
         "128 float16 decode": _nsa("decode", head_dim=128, dtype="float16"),
         "32 blocks decode": _nsa("decode", head_dim=128, num_selected=32),
+    },
+    "nsa_compress": {
+        "paper keys decode": _nsa_compress("decode", 192),
+        "paper keys prefill": _nsa_compress("prefill", 192),
+        "paper values float16 prefill": _nsa_compress("prefill", 128, dtype="float16"),
+        "paper values float32 prefill": _nsa_compress("prefill", 128, dtype="float32"),
     },
     "index_logits": {
         "v3.2 decode": _index(64, "fp8_132"),

@@ -1,7 +1,8 @@
-"""Cases of native sparse attention: the exact result is of the blocks that the kernels selected.
+"""Cases of native sparse attention, and of the entries that it reads.
 
-Which of two blocks of almost the same importance is selected is left to rounding. So the choice is
-judged by what it is worth, and the result by the exact branches over what was selected.
+The exact result of the attention is of the blocks that the kernels selected: which of two blocks of
+almost the same importance is selected is left to rounding. So the choice is judged by what it is
+worth, and the result by the exact branches over what was selected.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import Any
 
 import torch
 
-from gpu_cases.case import Bench, Case, CaseMaker, widened
+from gpu_cases.case import Bench, Case, CaseMaker, reference_case, widened
 from gpu_cases.judging import error_of
-from gpu_cases.paging import PAGE, metadata, page_table, paged_heads
+from gpu_cases.paging import PAGE, metadata, page_table, paged_heads, starts_of
 from hal.ops import attention, block_sparse_attention, nsa_attention
 from hal.ops.attention import AttentionRequest
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest, BlockSparseMetadata
 from hal.ops.nsa_attention import NsaAttentionRequest, NsaCaches, NsaMetadata
+from hal.ops.nsa_compress import NsaCompressRequest, NsaCompressWeights
 from hal_kernels.nsa_attention import triton as nsa
+from hal_kernels.nsa_compress import triton as nsa_compress
 
 _CHOICE = ("nsa_attention.entries", "nsa_attention.select", "nsa_attention.lists")
 _LEAST_WORTH = 1.0 - 1e-3  # of the importance of the best blocks: bfloat16 keys, float32 sums
@@ -34,6 +37,54 @@ def makers() -> Iterator[CaseMaker]:
             make=lambda b, p=phase: nsa_case(b, p),
             share=2.0,
         )
+        yield CaseMaker(
+            name=f"compression of blocks for native sparse attention, {phase}",
+            kernels=("nsa_compress.hidden", "nsa_compress.project"),
+            make=lambda b, p=phase: compress_case(b, p),
+        )
+
+
+def compress_case(bench: Bench, phase: Any) -> Case:
+    """Keys of the paper's size. A prompt beside a piece of one; or decodes, of which one in 16
+    completes an entry."""
+    request = NsaCompressRequest(
+        phase=phase, num_kv_heads=bench.size(4, 2), head_dim=bench.size(192, 24),
+        hidden_size=bench.size(512, 40), block_size=PAGE, dtype="bfloat16",
+        compress_length=bench.size(32, 4), compress_stride=bench.size(16, 2),
+    )  # fmt: skip
+    if phase == "decode":
+        batch = [(bench.size(1000, 9) + i, 1) for i in range(bench.size(256, 4))]
+    else:
+        batch = [(bench.size(8192, 21), bench.size(8192, 21)), (bench.size(500, 9), 3)]
+    most = max(length for length, _ in batch)
+    table = page_table(bench, len(batch), most)
+    entry_table = page_table(bench, len(batch), request.entries_at(most))
+    meta = NsaMetadata(
+        query_start_loc=starts_of(bench, [new for _, new in batch]),
+        seq_lens=bench.on(torch.tensor([length for length, _ in batch], dtype=torch.int32)),
+        block_table=table, entry_block_table=entry_table,
+        max_query_len=max(new for _, new in batch), max_seq_len=most,
+    )  # fmt: skip
+    heads, dim, hidden = request.num_kv_heads, request.head_dim, request.hidden_size
+    width = request.compress_length * dim
+    weights = NsaCompressWeights(
+        w1=(bench.randn(hidden, width) * width**-0.5).bfloat16(),
+        w2=(bench.randn(dim, hidden) * hidden**-0.5).bfloat16(),
+        position=bench.bf16(request.compress_length, dim),
+        b1=bench.bf16(hidden), b2=bench.bf16(dim),
+    )  # fmt: skip
+    tokens = sum(new for _, new in batch)
+    return reference_case(
+        f"compression of blocks, {phase}, {tokens} tokens of {heads} heads of {dim}",
+        request,
+        nsa_compress.bind,
+        bench,
+        (paged_heads(bench, table, heads, dim), paged_heads(bench, entry_table, heads, dim), meta),
+        tokens=tokens,
+        tolerance=2.0**-7,
+        written=(1,),
+        static={"weights": weights},
+    )
 
 
 def nsa_case(bench: Bench, phase: Any) -> Case:

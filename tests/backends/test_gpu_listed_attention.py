@@ -11,6 +11,7 @@ from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.ops.block_sparse_attention import BlockSparseAttentionRequest
 from hal.ops.nsa_attention import NsaAttentionRequest
+from hal.ops.nsa_compress import NsaCompressRequest
 from hal.tiers import Tier
 from hal_backends.gpu import triton_kernels
 from hal_kernels.aot.targets import TARGETS
@@ -36,12 +37,22 @@ NSA = NsaAttentionRequest(
     block_size=64,
     dtype="bfloat16",
 )
+COMPRESS = NsaCompressRequest(
+    phase="prefill",
+    num_kv_heads=4,
+    head_dim=192,
+    hidden_size=384,
+    block_size=64,
+    dtype="bfloat16",
+)
 REQUESTS: dict[str, Any] = {
     "listed": LISTED,
     "listed, a list a query": dataclasses.replace(LISTED, query_block=1, window=128),
     "nsa prefill": NSA,
     "nsa decode": dataclasses.replace(NSA, phase="decode"),
     "nsa 32 blocks": dataclasses.replace(NSA, num_selected=32),
+    "nsa compression prefill": COMPRESS,
+    "nsa compression decode": dataclasses.replace(COMPRESS, phase="decode"),
 }
 
 
@@ -65,7 +76,7 @@ def test_the_default_form_is_native_everywhere(arch: str, dtype: str, name: str)
     assert any(word in instruction.name for word in ("mma", "mfma"))
 
 
-@pytest.mark.parametrize("request_", [LISTED, NSA], ids=lambda r: r.op)
+@pytest.mark.parametrize("request_", [LISTED, NSA, COMPRESS], ids=lambda r: r.op)
 def test_an_architecture_without_evidence_is_not_served(request_: Any) -> None:
     (offered,) = triton_kernels.candidates(request_.op, device_of("sm_999"))
     reasons = offered.not_supported_reasons(request_)

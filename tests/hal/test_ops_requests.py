@@ -39,6 +39,7 @@ from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.norm import RmsNormRequest
 from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.ops.nsa_attention import NsaAttentionRequest
+from hal.ops.nsa_compress import NsaCompressRequest
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.rope import RopeRequest
 from hal.ops.rope_kv_write import RopeKvWriteRequest
@@ -113,6 +114,14 @@ NSA = NsaAttentionRequest(
     num_kv_heads=2,
     head_dim=24,
     v_head_dim=16,
+    block_size=16,
+    dtype="float32",
+    phase="prefill",
+)
+NSA_COMPRESS = NsaCompressRequest(
+    num_kv_heads=2,
+    head_dim=24,
+    hidden_size=40,
     block_size=16,
     dtype="float32",
     phase="prefill",
@@ -230,6 +239,8 @@ REQUESTS = [
     dataclasses.replace(BLOCK_SPARSE, query_block=1, window=8),
     NSA,
     dataclasses.replace(NSA, phase="decode", publishes_blocks=True),
+    NSA_COMPRESS,
+    dataclasses.replace(NSA_COMPRESS, phase="decode"),
     INDEX,
     SELECTION,
     TOP_K,

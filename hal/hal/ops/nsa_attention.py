@@ -3,8 +3,9 @@
 The formulas are those of https://arxiv.org/abs/2502.11089, section 3. A query sees entries that
 stand for blocks of l keys, a new one every d keys; the probabilities of the entries, summed over
 the heads that share keys, say which blocks of l' keys it sees whole; and it sees its last keys.
-The entries come from outside (op `kv_compressor`, overlapping, is the pooling where l = 2 * d; its
-first entry is of half a block, and left out).
+The entries come from outside: op `nsa_compress` is the paper's compression, an MLP over the rows of
+a block (op `kv_compressor`, overlapping, is a pooling of them where l = 2 * d; its first entry is
+of half a block, and left out).
 """
 
 from __future__ import annotations

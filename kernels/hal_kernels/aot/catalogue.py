@@ -42,6 +42,7 @@ from hal_kernels.moe_router import triton_variants as moe_router
 from hal_kernels.norm import triton_variants as norm
 from hal_kernels.norm_quantize import triton_variants as norm_quantize
 from hal_kernels.nsa_attention import triton_variants as nsa_attention
+from hal_kernels.nsa_compress import triton_variants as nsa_compress
 from hal_kernels.quantize import triton_variants as quantize
 from hal_kernels.rope import triton_variants as rope
 from hal_kernels.rope_kv_write import triton_variants as rope_kv_write
@@ -82,6 +83,7 @@ _KERNELS: tuple[TritonKernel, ...] = (
     *norm.KERNELS,
     *norm_quantize.KERNELS,
     *nsa_attention.KERNELS,
+    *nsa_compress.KERNELS,
     *quantize.KERNELS,
     *rope.KERNELS,
     *rope_kv_write.KERNELS,

@@ -33,6 +33,8 @@ FIXED: Mapping[str, str] = MappingProxyType(
         "grouped_gemm.weight_only": _BY_EVIDENCE,
         "hyper_connection.mixes": _BY_EVIDENCE,
         "nsa_attention.select": _BY_EVIDENCE,
+        "nsa_compress.hidden": _BY_EVIDENCE,
+        "nsa_compress.project": _BY_EVIDENCE,
     }
 )
 """Kernel that ends in matrix instructions -> why nothing of it is chosen by a tuning."""

@@ -25,6 +25,7 @@ from hal.ops.mla_attention import MlaAttentionRequest
 from hal.ops.moe_dispatch import MoeDispatchRequest
 from hal.ops.moe_router import MoeRouterRequest
 from hal.ops.nsa_attention import NsaAttentionRequest, NsaCaches, NsaMetadata
+from hal.ops.nsa_compress import NsaCompressRequest, NsaCompressWeights
 from hal.ops.quantize import QuantizeRequest
 from hal.ops.request import OpRequest
 
@@ -264,3 +265,13 @@ def test_no_rows_are_written(name: Any) -> None:
     before = cache.clone()
     CATALOGUE["kv_write"].reference(request)(no(0, 576), cache, no(0, dtype=torch.int64))
     assert torch.equal(cache, before)
+
+
+def test_no_entries_are_written() -> None:
+    request = NsaCompressRequest(
+        num_kv_heads=1, head_dim=3, hidden_size=5, block_size=4, dtype="float32"
+    )
+    weights = NsaCompressWeights(w1=no(5, 96), w2=no(3, 5), position=no(32, 3))
+    entries = torch.ones(1, 4, 1, 3)
+    CATALOGUE["nsa_compress"].reference(request, weights=weights)(no(1, 4, 1, 3), entries, NSA)
+    assert (entries == 1).all()
