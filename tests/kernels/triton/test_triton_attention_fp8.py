@@ -112,13 +112,15 @@ def test_what_was_written_is_read(arch: str) -> None:
     slots = table.long()[at // 16] * 16 + at % 16
     empty = torch.full((3, 16, 2, 64), float("nan"))
     caches = [empty.to(getattr(torch, write.kv_dtype)) for _ in range(2)]
-    scales = {"k_scale": 0.01, "v_scale": 0.02}
-    triton_kv_write.bind(write, device, **scales)(k, v, *caches, slots)
+    scales: dict[str, Any] = {"k_scale": 0.01, "v_scale": 0.02}
+    k_cache, v_cache = caches
+    triton_kv_write.bind(write, device, **scales)(k, v, k_cache, v_cache, slots)
     request = request_of(arch, "prefill", has_kv_scales=True)
     q = torch.randn(tokens, 6 * 64).bfloat16()
     starts, lengths = torch.tensor([0, tokens]).int(), torch.tensor([tokens]).int()
     meta = AttentionMetadata(starts, lengths, table[None], tokens, tokens)
-    found = triton_attention.bind(request, device, scale=0.125, **scales)(q, *caches, meta)
+    attend = triton_attention.bind(request, device, scale=0.125, **scales)
+    found = attend(q, k_cache, v_cache, meta)
     plain = [torch.zeros(48, 2, 64, dtype=torch.float64) for _ in range(2)]
     for cache, rows in zip(plain, (k, v), strict=True):
         cache[slots] = rows.double().view(tokens, 2, 64)
