@@ -13,7 +13,12 @@ from hal_kernels.norm_quantize.triton_kernels import (
     _norm_quantize_kernel,
     _norm_quantize_looped_kernel,
 )
-from hal_kernels.norm_quantize.triton_variants import WIDTHS, launch_blocks, looped_blocks
+from hal_kernels.norm_quantize.triton_variants import (
+    WIDTHS,
+    forms_of,
+    launch_blocks,
+    looped_blocks,
+)
 from hal_kernels.quantize.triton_variants import LARGEST
 
 
@@ -24,7 +29,8 @@ def bind(
     and returned -> (values, scales[, y][, residual])."""
     hidden, groups = request.hidden_size, request.groups
     warp_size = int(device.attributes.get("warp_size", 32))
-    kernel, forms = _norm_quantize_kernel, {"IS_UE8M0": request.scale_dtype == "ue8m0"}
+    kernel = _norm_quantize_kernel
+    forms = forms_of(device.arch, request.out_dtype, request.scale_dtype == "ue8m0")
     if hidden <= WIDTHS[-1]:
         group, block, warps = launch_blocks(hidden, request.group_size, warp_size)
     else:
@@ -40,8 +46,9 @@ def bind(
         y = torch.empty_like(x, memory_format=torch.contiguous_format) if request.keeps_rows else x
         added = x if residual is None else residual
         if rows:
+            stored = values.view(torch.uint8) if forms["IS_BITS"] else values
             kernel[(rows,)](
-                x, added, weight, y, values, scales, x.stride(0), added.stride(0), hidden, groups,
+                x, added, weight, y, stored, scales, x.stride(0), added.stride(0), hidden, groups,
                 eps, GROUP=group, BLOCK_G=block, HAS_RESIDUAL=residual is not None,
                 KEEPS_ROWS=request.keeps_rows, LARGEST=LARGEST[request.out_dtype],
                 IS_INTEGER=request.out_dtype == "int8", num_warps=warps, **forms,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hal_kernels.quantize.code_kernels import _bits_of_e4m3
 from hal_kernels.quantize.triton_kernels import _inverse_of_ue8m0, _scale_of, _ue8m0_code
 
 
@@ -17,8 +18,10 @@ from hal_kernels.quantize.triton_kernels import _inverse_of_ue8m0, _scale_of, _u
 def _rounded(
     y, scale, scale_ptrs, is_group,
     LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr, IS_UE8M0: tl.constexpr,
+    IS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """y[G, columns] in units of the scales [G], which are stored, and rounded if to integers."""
+    """y[G, columns] in units of the scales [G], which are stored, and rounded if to integers or to
+    the bits of e4m3fn."""
     if IS_UE8M0:
         code = _ue8m0_code(scale)
         tl.store(scale_ptrs, code.to(tl.uint8), mask=is_group)
@@ -32,6 +35,8 @@ def _rounded(
     if IS_INTEGER:
         # Half to even: 1.5 * 2**23 rounds a float32. An integer has no NaN: it is 0.
         values = tl.where(is_number, (values + 12582912.0) - 12582912.0, 0.0)
+    if IS_BITS:
+        values = _bits_of_e4m3(values)
     return values
 
 
@@ -41,12 +46,13 @@ def _norm_quantize_kernel(
     stride_x, stride_residual, H, num_groups, eps,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     KEEPS_ROWS: tl.constexpr, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr,
-    IS_UE8M0: tl.constexpr,
+    IS_UE8M0: tl.constexpr, IS_BITS: tl.constexpr,
 ):  # fmt: skip
     """values = (x + residual) / rms * weight in groups of GROUP columns, rounded from float32; the
     sum is written back to `residual`, and with KEEPS_ROWS the normed rows to `y`.
 
-    BLOCK_G is a power of two of at least num_groups.
+    BLOCK_G is a power of two of at least num_groups. IS_BITS: e4m3fn is rounded to in integers and
+    stored as bits (uint8), for where Triton does not convert to FP8.
     """
     row = tl.program_id(0).to(tl.int64)
     offs_g = tl.arange(0, BLOCK_G)
@@ -68,7 +74,9 @@ def _norm_quantize_kernel(
     is_finite = tl.min((a < float("inf")).to(tl.int32), axis=1)
     scale = _scale_of(tl.max(a, axis=1), is_finite, LARGEST)
     scale_ptrs = scale_RG_ptr + row * num_groups + offs_g
-    values = _rounded(y, scale, scale_ptrs, offs_g < num_groups, LARGEST, IS_INTEGER, IS_UE8M0)
+    values = _rounded(
+        y, scale, scale_ptrs, offs_g < num_groups, LARGEST, IS_INTEGER, IS_UE8M0, IS_BITS
+    )  # fmt: skip
     tl.store(values_RH_ptr + row * H + offs, values.to(values_RH_ptr.dtype.element_ty), mask=inside)
 
 
@@ -78,7 +86,7 @@ def _norm_quantize_looped_kernel(
     stride_x, stride_residual, H, num_groups, eps,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     KEEPS_ROWS: tl.constexpr, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr,
-    IS_UE8M0: tl.constexpr, IS_ROW: tl.constexpr,
+    IS_UE8M0: tl.constexpr, IS_BITS: tl.constexpr, IS_ROW: tl.constexpr,
 ):  # fmt: skip
     """As `_norm_quantize_kernel` over rows of any width, BLOCK_G groups at a time: first the sum of
     squares, then the results, from the row that the cache still has.
@@ -127,6 +135,8 @@ def _norm_quantize_looped_kernel(
             scale = _scale_of(tl.max(a, axis=1), is_finite, LARGEST)
         scale_ptrs = scale_RG_ptr + row * num_groups + group
         # A row's one scale is stored in the first step.
-        values = _rounded(y, scale, scale_ptrs, group < num_groups, LARGEST, IS_INTEGER, IS_UE8M0)
+        values = _rounded(
+            y, scale, scale_ptrs, group < num_groups, LARGEST, IS_INTEGER, IS_UE8M0, IS_BITS
+        )  # fmt: skip
         values = values.to(values_RH_ptr.dtype.element_ty)
         tl.store(values_RH_ptr + row * H + offs, values, mask=inside)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from hal.device import DeviceSpec
 from hal.ops.norm_quantize import NormQuantizeRequest
 from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.norm_quantize.triton_variants import DTYPES, FORMS, NO_FP8, WIDTHS
+from hal_kernels.norm_quantize.triton_variants import FORMS, WIDTHS
 
 _KERNEL = "norm_quantize.rows"
 
@@ -24,8 +25,8 @@ def not_supported_reasons(
     the next width that was compiled or of the loop over wider rows, with a residual and with the
     rows kept."""
     width = next((w for w in WIDTHS if request.hidden_size <= w), 0)
-    if request.dtype not in DTYPES:
-        return [not_written(_KERNEL, "dtype", " or ".join(DTYPES), request.dtype)]
+    if request.dtype not in ACTIVATION_DTYPES:
+        return [not_written(_KERNEL, "dtype", " or ".join(ACTIVATION_DTYPES), request.dtype)]
     written = {form: name for name, form in FORMS.items()}
     if request.out_dtype == "int8":
         written = {(0, False): "row"}
@@ -44,12 +45,11 @@ def not_supported_reasons(
 def _conversion(out_dtype: str, arch: str) -> list[Reason]:
     """Why the architecture does not round to that type of eight bits; empty if it does."""
     own = "fp8_e4m3fnuz" if arch.startswith("gfx94") else "fp8_e4m3fn"
-    wanted = "int8" if arch in NO_FP8 else f"{own} or int8"
-    if out_dtype == own and arch not in NO_FP8:
+    if out_dtype == own:
         return []
     return [
         Reason(
-            what="out_dtype", required=f"{wanted} on {arch}", found=out_dtype,
+            what="out_dtype", required=f"{own} or int8 on {arch}", found=out_dtype,
             kind=ReasonKind.HARDWARE,
         )
     ]  # fmt: skip

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from hal_kernels.aot.activation_dtypes import ACTIVATION_DTYPES
 from hal_kernels.aot.targets import Target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel
-from hal_kernels.quantize.triton_variants import LARGEST
+from hal_kernels.quantize.triton_variants import LARGEST, converts_in_integers
 
-DTYPES = ("bfloat16", "float16")
 # Of padded rows that stay in registers; a narrower one has less of everything than the next.
 WIDTHS = (2048, 8192, 16384)
 STEP = 4096  # columns of a step over a wider row
-# Triton does not convert to e4m3 there. On gfx90a and gfx1100 it does, bit by bit.
-NO_FP8 = ("sm_80",)
 # Name in a configuration -> (group, is_ue8m0), of FP8; int8 has one scale a row.
 FORMS: Mapping[str, tuple[int, bool]] = MappingProxyType(
     {"g128": (128, False), "g128-ue8m0": (128, True), "g32": (32, False), "g32-ue8m0": (32, True),
@@ -38,20 +36,24 @@ def looped_blocks(group: int, warp_size: int) -> tuple[int, int, int]:
     return size, block, STEP // (8 * warp_size)
 
 
+def forms_of(arch: str, out: str, is_ue8m0: bool) -> dict[str, bool]:
+    """Constants of the rounding. Where Triton does not convert to e4m3, it is done in integers."""
+    return {"IS_UE8M0": is_ue8m0, "IS_BITS": converts_in_integers(arch, out)}
+
+
 def _rounded(target: Target) -> Iterator[tuple[str, str, int, bool]]:
     yield "int8", "row", 0, False
-    if target.arch not in NO_FP8:
-        for name, (group, is_ue8m0) in FORMS.items():
-            yield target.fp8_dtype, name, group, is_ue8m0
+    for name, (group, is_ue8m0) in FORMS.items():
+        yield target.fp8_dtype, name, group, is_ue8m0
 
 
 def _kept(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         _variant(
             dtype, f"h{width}-{_short(out)}-{name}", out,
-            launch_blocks(width, group, target.warp_size), {"IS_UE8M0": is_ue8m0},
+            launch_blocks(width, group, target.warp_size), forms_of(target.arch, out, is_ue8m0),
         )
-        for dtype in DTYPES
+        for dtype in ACTIVATION_DTYPES
         for width in WIDTHS
         for out, name, group, is_ue8m0 in _rounded(target)
     )  # fmt: skip
@@ -61,9 +63,9 @@ def _looped(target: Target) -> Sequence[KernelVariant]:
     return tuple(
         _variant(
             dtype, f"looped-{_short(out)}-{name}", out, looped_blocks(group, target.warp_size),
-            {"IS_UE8M0": is_ue8m0, "IS_ROW": not group},
+            forms_of(target.arch, out, is_ue8m0) | {"IS_ROW": not group},
         )
-        for dtype in DTYPES
+        for dtype in ACTIVATION_DTYPES
         for out, name, group, is_ue8m0 in _rounded(target)
     )  # fmt: skip
 
@@ -82,7 +84,7 @@ def _variant(
         config=config,
         pointers={
             **dict.fromkeys(("x_RH_ptr", "residual_RH_ptr", "weight_H_ptr", "y_RH_ptr"), dtype),
-            "values_RH_ptr": out,
+            "values_RH_ptr": "uint8" if forms["IS_BITS"] else out,
             "scale_RG_ptr": "uint8" if forms["IS_UE8M0"] else "float32",
         },
         scalars={
@@ -107,7 +109,7 @@ KERNELS = tuple(
     TritonKernel(
         name=name, op="norm_quantize", module="hal_kernels.norm_quantize.triton_kernels",
         function=function, variants=variants, uses_matrix_unit=False,
-        sources=("hal_kernels.quantize.triton_kernels",),
+        sources=("hal_kernels.quantize.triton_kernels", "hal_kernels.quantize.code_kernels"),
     )
     for name, function, variants in (
         ("norm_quantize.rows", "_norm_quantize_kernel", _kept),

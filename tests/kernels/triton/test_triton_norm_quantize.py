@@ -85,7 +85,38 @@ def test_norm_and_rounding(
     assert not more
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("hidden", [384, 16640])
+@pytest.mark.parametrize(("scale_dtype", "group"), FORMS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rounding_in_integers_gives_the_same_bits(
+    hidden: int, scale_dtype: str, group: int, dtype: str
+) -> None:
+    """What sm_80 stores, which has no conversion to FP8, is what others store."""
+    request = request_of(
+        hidden_size=hidden, group_size=group, scale_dtype=scale_dtype, dtype=dtype, keeps_rows=True
+    )
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    weight = (torch.rand(hidden) + 0.5).to(torch_dtype)
+    # Values of a row differ by 1e6, so that many are below the least normal number of e4m3.
+    x = torch.randn(4, hidden) * torch.logspace(-6, 0, hidden)
+    x[1] = 0.0
+    x[2, 7] = float("nan")
+    x = (x * torch.logspace(-4, 4, 4)[:, None]).to(torch_dtype)
+    found, wanted = (
+        triton_norm_quantize.bind(request, gpu(arch), weight=weight, eps=EPS)(x)
+        for arch in ("sm_80", "sm_90")
+    )
+    assert found[0].dtype == torch.float8_e4m3fn
+    numbers = ~wanted[0].float().isnan()
+    assert torch.equal(found[0].float().isnan(), ~numbers)
+    assert torch.equal(found[0].view(torch.uint8)[numbers], wanted[0].view(torch.uint8)[numbers])
+    assert torch.equal(found[1].view(torch.uint8), wanted[1].view(torch.uint8))
+    assert torch.equal(found[2].nan_to_num(-1.0), wanted[2].nan_to_num(-1.0))
+    exact = exact_norm(x, weight)[[0, 1, 3]]
+    assert_rounded(request, found[0][[0, 1, 3]], found[1][[0, 1, 3]], exact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("hidden", "group"), [(96, 32), (1152, 128), (100, 0), (7168, 128), (16384, 128)]
 )
@@ -170,7 +201,8 @@ def test_what_is_not_finite_has_no_scale() -> None:
         ("sm_90", {"hidden_size": 20480}, None),
         ("gfx942", {"hidden_size": 53248, "out_dtype": "fp8_e4m3fnuz"}, None),
         ("gfx1100", {"hidden_size": 20480, "out_dtype": "int8", "group_size": 0}, None),
-        ("sm_90", {"dtype": "float32"}, ReasonKind.MISSING),
+        ("sm_90", {"dtype": "float32"}, None),
+        ("sm_90", {"dtype": "float64"}, ReasonKind.MISSING),
         ("sm_90", {"group_size": 64}, ReasonKind.MISSING),
         ("sm_90", {"out_dtype": "fp8_e4m3fnuz"}, ReasonKind.HARDWARE),
         ("gfx942", {}, ReasonKind.HARDWARE),
@@ -179,7 +211,9 @@ def test_what_is_not_finite_has_no_scale() -> None:
         ("gfx90a", {}, None),
         ("gfx1100", {}, None),
         ("gfx1100", {"group_size": 32, "scale_dtype": "ue8m0", "hidden_size": 20480}, None),
-        ("sm_80", {}, ReasonKind.HARDWARE),
+        ("sm_80", {}, None),
+        ("sm_80", {"hidden_size": 20480, "dtype": "float32"}, None),
+        ("sm_80", {"out_dtype": "fp8_e4m3fnuz"}, ReasonKind.HARDWARE),
         ("sm_80", {"out_dtype": "int8", "group_size": 0}, None),
         ("gfx1100", {"out_dtype": "int8", "group_size": 0}, None),
     ],
