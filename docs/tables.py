@@ -78,7 +78,9 @@ def weight_formats() -> str:
         types[name].insert(0, "safetensors")
     rows = []
     for name, format_ in FORMATS.items():
+        is_packed = format_.element == "int" and (format_.group_size or 0) > 32
         made = "made on request" if format_.element == "int" else "not read yet"
+        made = "GPTQ, AWQ and compressed-tensors, by `packed_int4`" if is_packed else made
         origin = ", ".join(types.get(name, [])) or made
         value = f"{format_.bits}"
         if format_.element != "int":
@@ -108,7 +110,8 @@ def _scales(format_: WeightFormat) -> str:
     group = str(format_.group_size or "output channel")
     if format_.block_n > 1:
         group = f"{format_.block_n}×{group}"
-    minimum = "" if format_.is_symmetric else ", with a minimum"
+    offset = "zero" if format_.has_zeros else "minimum"
+    minimum = "" if format_.is_symmetric else f", with a {offset}"
     return f"{format_.scale_dtype} per {group}{minimum}"
 
 

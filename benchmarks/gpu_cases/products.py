@@ -92,7 +92,7 @@ def _fp8_makers() -> Iterator[CaseMaker]:
 
 
 def _integer_makers() -> Iterator[CaseMaker]:
-    for name in ("int4_g32", "int8_channel"):
+    for name in ("int4_g32", "int4_g128_zero", "int8_channel"):
         for rows in ("one", "many"):
             yield CaseMaker(
                 name=f"gemm {name}, {rows} rows",
@@ -273,11 +273,17 @@ def integer_weight(bench: Bench, name: str, n: int, k: int) -> QuantizedWeight:
     form = FORMATS[name]
     if form.bits == 4:
         data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-        scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
+        scale = (torch.rand(form.scale_shape(n, k)) / 8 / k**0.5).half()
     else:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         scale = torch.rand(n) / 64 / k**0.5
-    return QuantizedWeight(format=form, data=bench.on(data), scale=bench.on(scale))
+    zeros = torch.randint(0, 16, scale.shape).half() if form.has_zeros else None
+    return QuantizedWeight(
+        format=form,
+        data=bench.on(data),
+        scale=bench.on(scale),
+        minimum=None if zeros is None else bench.on(zeros),
+    )
 
 
 def integer_case(bench: Bench, name: str, rows: str, *, is_split: bool = False) -> Case:

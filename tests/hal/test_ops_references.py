@@ -325,9 +325,11 @@ def independent_values(weight: QuantizedWeight) -> np.ndarray[Any, Any]:
                 group: Any = (row, column // weight.format.group_size)
             else:
                 group = row
-            values[row, column] = value * scale[group]
-            if weight.minimum is not None:
-                values[row, column] += float(weight.minimum[group])
+            offset = 0.0 if weight.minimum is None else float(weight.minimum[group])
+            if weight.format.has_zeros:
+                values[row, column] = (value - offset) * scale[group]
+            else:
+                values[row, column] = value * scale[group] + offset
     return values
 
 
@@ -345,7 +347,7 @@ def round_rows(x: torch.Tensor) -> torch.Tensor:
 def test_quantised_gemm_is_linear_with_the_stored_values(
     rng: torch.Generator, name: str, epilogue: Any, has_bias: bool
 ) -> None:
-    n, k = 10, 96
+    n, k = 10, 384
     weight = random_weight(rng, FORMATS[name], n, k)
     values = torch.from_numpy(independent_values(weight))
     torch.testing.assert_close(weight.dequantize().double(), values, rtol=1e-6, atol=1e-7)

@@ -68,15 +68,16 @@ def test_int8pack(dtype: torch.dtype, epilogue: str) -> None:
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("name", ["int4_g32", "int4_g32_asym"])
+@pytest.mark.parametrize("name", cpu_weight_only.INT4PACK_FORMATS)
 def test_int4pack(name: str, epilogue: str) -> None:
-    n, k = 64, 96
-    scale = (torch.rand(n, k // 32) * 0.1 + 0.01).half()
+    n, k, form = 64, 384, FORMATS[name]
+    scale = (torch.rand(form.scale_shape(n, k)) * 0.1 + 0.01).half()
+    minimum = torch.randint(0, 16, scale.shape).half() if form.has_zeros else -8 * scale
     weight = QuantizedWeight(
         format=FORMATS[name],
         data=torch.randint(0, 256, (n, k // 2), dtype=torch.uint8),
         scale=scale,
-        minimum=-8 * scale if name == "int4_g32_asym" else None,
+        minimum=None if form.is_symmetric else minimum,
     )
     bias = torch.randn(n)
     kernel = cpu_weight_only.bind_int4pack(weight, bias, epilogue)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def _exact_weight(
 def _storage(f: WeightFormat) -> tuple[object, ...]:
     """How a format stores weights. Integers' scales may come in another float dtype."""
     scale = "" if f.element == "int" else f.scale_dtype
-    return f.bits, f.group_size, f.is_symmetric, f.element, f.block_n, scale
+    return f.bits, f.group_size, f.is_symmetric, f.has_zeros, f.element, f.block_n, scale
 
 
 def _product(weight_format: WeightFormat, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,8 @@ class QuantizedWeight:
     0..15 (symmetric formats store q+8), fp4 by its code. scale: [N/block_n, K/group_size] (a last
     block may be cut where the format has square ones), or [N] with one scale per channel; uint8
     codes for ue8m0, float8_e4m3fn for e4m3. minimum: the shape of scale, for formats that are not
-    symmetric. tensor_scale: one float32 factor of all values, which NVFP4 checkpoints have.
+    symmetric: added to q * scale, or taken from q where the format has zeros. tensor_scale: one
+    float32 factor of all values, which NVFP4 checkpoints have.
     Raises ValueError if they do not fit.
     """
 
@@ -67,7 +68,8 @@ class QuantizedWeight:
         return self.data.shape[0], columns
 
     def dequantize(self) -> torch.Tensor:
-        """The stored values as float32 [N, K], value * scale (+ minimum) rounded once."""
+        """The stored values as float32 [N, K], value * scale (+ minimum) or (value - zero) * scale
+        as the format says, rounded once."""
         n, k = self.shape
         values = stored_values(self)
         if self.format.block_n > 1:
@@ -77,9 +79,12 @@ class QuantizedWeight:
             return values * scale.repeat_interleave(columns, dim=1)[:, :k]
         group = self.format.group_size or k
         values = values.view(n, k // group, group)
+        offset = None if self.minimum is None else self.minimum.float().view(n, -1, 1)
+        if offset is not None and self.format.has_zeros:
+            values, offset = values - offset, None
         values = values * decode_scale(self.scale, self.format.scale_dtype).view(n, -1, 1)
-        if self.minimum is not None:
-            values = values + self.minimum.float().view(n, -1, 1)
+        if offset is not None:
+            values = values + offset
         values = values.reshape(n, k)
         return values if self.tensor_scale is None else values * self.tensor_scale.float()
 

@@ -29,9 +29,10 @@ class WeightFormat:
 
     bits: of one stored value, element: what it is. group_size: values along K that share a scale,
     block_n: rows that share it; group 0 is one scale per output channel. is_symmetric:
-    value = q * scale; otherwise q * scale + minimum. scale_dtype: a dtype, "ue8m0" (a power of two
-    in a byte) or "e4m3". activation: "float" multiplies with the activations as they are; anything
-    else first rounds them to that type with a scale per row or per group along K.
+    value = q * scale; otherwise q * scale + minimum, or (q - minimum) * scale where the format
+    `has_zeros`. scale_dtype: a dtype, "ue8m0" (a power of two in a byte) or "e4m3". activation:
+    "float" multiplies with the activations as they are; anything else first rounds them to that
+    type with a scale per row or per group along K.
     """
 
     name: str
@@ -46,6 +47,11 @@ class WeightFormat:
     @property
     def is_dense(self) -> bool:
         return self.group_size is None
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether the minimum of a group is the stored integer that means 0, a zero point."""
+        return self.name.endswith("_zero")
 
     @property
     def compute_dtype(self) -> str:
@@ -94,6 +100,17 @@ def _fp8(
         activation=activation,
         element="fp8_e4m3fn",
         block_n=group or 1,
+    )
+
+
+def _int4(group: int, *, has_zeros: bool) -> WeightFormat:
+    """Four bits in groups of so many columns, symmetric or with a zero point for each."""
+    return WeightFormat(
+        name=f"int4_g{group}" + "_zero" * has_zeros,
+        bits=4,
+        group_size=group,
+        scale_dtype="float16",
+        is_symmetric=not has_zeros,
     )
 
 
@@ -152,6 +169,8 @@ FORMATS: dict[str, WeightFormat] = {
             scale_dtype="float16",
             activation="int8_per_token",
         ),
+        # GPTQ's, AWQ's and compressed-tensors' groups: float16 scales, zero points held as float16.
+        *(_int4(group, has_zeros=zeros) for group in (64, 128) for zeros in (False, True)),
         # DeepSeek-V3's blocks (https://arxiv.org/abs/2412.19437) and V4's with powers of two.
         _fp8("fp8_channel", 0),
         _fp8("fp8_channel_a8", 0, activation="fp8_per_token"),
@@ -159,6 +178,8 @@ FORMATS: dict[str, WeightFormat] = {
         _fp8("fp8_block128_a8", 128, activation="fp8_group128"),
         _fp8("fp8_block128_ue8m0", 128, "ue8m0"),
         _fp8("fp8_block128_ue8m0_a8", 128, "ue8m0", "fp8_group128_ue8m0"),
+        _fp8("fp8_block32", 32),
+        _fp8("fp8_block32_a8", 32, activation="fp8_group32"),
         _fp8("fp8_block32_ue8m0", 32, "ue8m0"),
         _fp8("fp8_block32_ue8m0_a8", 32, "ue8m0", "mxfp8_group32"),
         # OCP Microscaling Formats v1.0, and NVIDIA's groups of 16 with e4m3 scales.

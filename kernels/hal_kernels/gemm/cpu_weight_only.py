@@ -4,8 +4,8 @@ x is rounded to bfloat16 and so is the result, and the scales are bfloat16: `BFL
 `BFLOAT16_SCALES` (semantics.py) belong into a plan that chooses these. (Both operators take
 float32 activations too, through a scalar path 10 times slower.) `cpu_generated` changes nothing.
 
-Limits: int8 needs format int8_channel. int4 needs int4_g32 or int4_g32_asym, N a multiple of 16,
-K a multiple of the group (32; the operator takes 32, 64, 128 and 256).
+Limits: int8 needs format int8_channel. int4 needs groups of 32, 64 or 128, symmetric or not, N a
+multiple of 16, K a multiple of the group (the operator takes 256 too).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from hal_kernels.gemm.jit_panel import PanelEpilogue
 from hal_kernels.gemm.semantics import BFLOAT16_ACTIVATIONS, BFLOAT16_SCALES, FOLDED_MINIMUM
 
 INT8PACK_FORMATS = ("int8_channel",)
-INT4PACK_FORMATS = ("int4_g32", "int4_g32_asym")
+INT4PACK_FORMATS = (
+    "int4_g32", "int4_g32_asym", "int4_g64", "int4_g64_zero", "int4_g128", "int4_g128_zero",
+)  # fmt: skip
 INT4PACK_N_MULTIPLE = 16
 
 INT8PACK_NOTES = (BFLOAT16_ACTIVATIONS, BFLOAT16_SCALES)
@@ -59,8 +61,8 @@ def bind_int4pack(
 ) -> Kernel:
     """kernel(x[T, K] float32 or bfloat16) -> y[T, N] (gated: [T, N/2]) in x's dtype.
 
-    The operator's value is (q - 8) * scale + zero: zero is 0 for int4_g32 and minimum + 8 * scale
-    for int4_g32_asym.
+    The operator's value is (q - 8) * scale + zero: zero is 0 for symmetric formats, minimum +
+    8 * scale where a minimum is added, and (8 - minimum) * scale where it is a zero point.
 
     Raises:
         ValueError: another format, or N not a multiple of 16.
@@ -75,7 +77,8 @@ def bind_int4pack(
     scale = weight.scale.float()
     zero = torch.zeros_like(scale)
     if weight.minimum is not None:
-        zero = weight.minimum.float() + 8 * scale
+        offset = weight.minimum.float()
+        zero = (8 - offset) * scale if weight.format.has_zeros else offset + 8 * scale
     scale_and_zero = torch.stack((scale, zero), dim=-1).transpose(0, 1).contiguous().bfloat16()
     multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
 

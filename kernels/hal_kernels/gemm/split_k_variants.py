@@ -53,7 +53,7 @@ def split_k_tiles(target: Target, name: str, *, is_gated: bool = False) -> dict[
         "GROUP_K": form.group,
         "SCALE_N": form.group if form.is_square else given.get("SCALE_N", 1),
         "KIND": form.kind,
-        "HAS_MINIMUM": form.has_minimum,
+        "HAS_MINIMUM": form.minimum_kind,
         "IS_GATED": is_gated,
         "num_warps": warps,
         "num_stages": given["num_stages"],

@@ -223,6 +223,8 @@ def _bind_weight_only(site: _Site, kernel: str) -> Product:
         _check_numbers(request, data)
     scale = scale.reshape(scale.shape[0], -1).contiguous()
     minimum = scale if weight.minimum is None else weight.minimum.contiguous()
+    if weight.format.element == "int" and weight.format.group_size:
+        scale, minimum = (_in_float16(request, one) for one in (scale, minimum))
     after, features = Epilogue(request), request.out_features
     is_gated = request.epilogue == "silu_gated"
     tiles = {
@@ -246,6 +248,20 @@ def _bind_weight_only(site: _Site, kernel: str) -> Product:
         return result.rows
 
     return product
+
+
+def _in_float16(request: GemmRequest, values: torch.Tensor) -> torch.Tensor:
+    """Scales of groups as the compiled code reads them. Raises BindingError where float16 does not
+    hold them exactly: those of a bfloat16 checkpoint below 2**-17 or above 65,504."""
+    found = values.to(torch.float16)
+    if not torch.equal(found.to(values.dtype), values):
+        raise BindingError(
+            f"Triton product for {request.label}",
+            "scales of groups that float16 holds exactly",
+            f"others among those in {values.dtype}",
+            "quantise the weight with scales in float16",
+        )
+    return found
 
 
 def _check_numbers(request: GemmRequest, bits: torch.Tensor) -> None:

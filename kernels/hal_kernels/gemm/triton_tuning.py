@@ -40,14 +40,25 @@ _FORMATS = {
     ("gemm.weight_only", "w8g32"): "int8_g32",
     ("gemm.weight_only", "w4g32"): "int4_g32",
     ("gemm.weight_only", "w4g32-asym"): "int4_g32_asym",
+    ("gemm.weight_only", "w4g64"): "int4_g64",
+    ("gemm.weight_only", "w4g64-zero"): "int4_g64_zero",
+    ("gemm.weight_only", "w4g128"): "int4_g128",
+    ("gemm.weight_only", "w4g128-zero"): "int4_g128_zero",
     ("gemm.weight_only", "w8-gated"): "int8_channel",
     ("gemm.weight_only", "w8g32-gated"): "int8_g32",
     ("gemm.weight_only", "w4g32-gated"): "int4_g32",
     ("gemm.weight_only", "w4g32-asym-gated"): "int4_g32_asym",
+    ("gemm.weight_only", "w4g64-gated"): "int4_g64",
+    ("gemm.weight_only", "w4g64-zero-gated"): "int4_g64_zero",
+    ("gemm.weight_only", "w4g128-gated"): "int4_g128",
+    ("gemm.weight_only", "w4g128-zero-gated"): "int4_g128_zero",
 }
 _ALIKE = ("-bias", "-silu", "-float32")  # what follows a product, and does not change what is tuned
 # Scales of groups included.
-_WEIGHT_BYTES = {"w8": 1.0, "w8g32": 1.0625, "w4g32": 0.5625, "w4g32-asym": 0.625}
+_WEIGHT_BYTES = {
+    "w8": 1.0, "w8g32": 1.0625, "w4g32": 0.5625, "w4g32-asym": 0.625, "w4g64": 0.53125,
+    "w4g64-zero": 0.5625, "w4g128": 0.515625, "w4g128-zero": 0.53125,
+}  # fmt: skip
 
 
 def shape_of(request: GemmRequest, device: DeviceSpec) -> tuple[str, ShapeClass] | None:
@@ -296,8 +307,16 @@ def random_weight(form: WeightFormat, n: int, k: int) -> Any:
         format=form,
         data=data.view(torch.int8) if form.bits == 8 else data,
         scale=scale,
-        minimum=None if form.is_symmetric else -torch.rand(shape).to(scale.dtype),
+        minimum=_random_minimum(form, shape, scale.dtype),
     )
+
+
+def _random_minimum(form: WeightFormat, shape: tuple[int, ...], dtype: Any) -> Any:
+    import torch
+
+    if form.is_symmetric:
+        return None
+    return (torch.randint(0, 16, shape) if form.has_zeros else -torch.rand(shape)).to(dtype)
 
 
 def _quantised_call(kernel: str) -> Any:

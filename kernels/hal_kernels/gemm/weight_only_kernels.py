@@ -16,6 +16,7 @@ from hal_kernels.kv_write.packed_rows import decode_e4m3
 FP8_WEIGHT = tl.constexpr(2)  # e4m3 bits in square blocks, float32 scales
 INT8 = tl.constexpr(3)
 INT4 = tl.constexpr(4)  # the integers are last; `split_k_kernels` has the kinds before
+ZERO = tl.constexpr(2)  # of HAS_MINIMUM: (value - minimum) * scale, and not value * scale + minimum
 
 
 @triton.jit
@@ -25,27 +26,40 @@ def _widened_integers(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_N, BLOCK_K] of a step; without the scale where that is one of a row (GROUP_K
-    0). Of a group a scale is loaded once, not for each of its values."""
+    0). Of a group a scale is loaded once, not for each of its values. HAS_MINIMUM: 0, 1 or ZERO."""
     at_k = step * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = cols[:, None] & (at_k[None, :] < K)
     if KIND == INT8:
         w = tl.load(w_rows[:, None] + at_k[None, :], mask=inside, other=0).to(tl.float32)
     else:
         at_b = step * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
-        in_b = cols[:, None] & (at_b[None, :] < K // 2)
+        # K is whole groups, of 32 at least: said so that a thread may load 16 bytes under the mask.
+        in_b = cols[:, None] & (at_b[None, :] < K // 32 * 16)
         packed = tl.load(w_rows[:, None] + at_b[None, :], mask=in_b, other=0)
         w = tl.join(packed & 0xF, packed >> 4).reshape(BLOCK_N, BLOCK_K).to(tl.float32)
         if not HAS_MINIMUM:
             w -= 8.0
-    if GROUP_K > 0:
+    if GROUP_K >= BLOCK_K:  # a step lies in one group
+        at_g = step * BLOCK_K // GROUP_K
+        scale = tl.load(scale_rows + at_g, mask=cols, other=0.0).to(tl.float32)[:, None]
+        if HAS_MINIMUM:
+            offset = tl.load(minimum_rows + at_g, mask=cols, other=0.0).to(tl.float32)[:, None]
+            w = (w - offset) * scale if HAS_MINIMUM == ZERO else w * scale + offset
+        else:
+            w *= scale
+    elif GROUP_K > 0:
         groups: tl.constexpr = BLOCK_K // GROUP_K
         at_g = step * groups + tl.arange(0, groups)
         in_g = cols[:, None] & (at_g[None, :] < tl.cdiv(K, GROUP_K))
         scale = tl.load(scale_rows[:, None] + at_g[None, :], mask=in_g, other=0.0)
-        apart = tl.reshape(w, (BLOCK_N, groups, GROUP_K)) * scale.to(tl.float32)[:, :, None]
+        scale = scale.to(tl.float32)[:, :, None]
+        apart = tl.reshape(w, (BLOCK_N, groups, GROUP_K))
         if HAS_MINIMUM:
-            least = tl.load(minimum_rows[:, None] + at_g[None, :], mask=in_g, other=0.0)
-            apart += least.to(tl.float32)[:, :, None]
+            offset = tl.load(minimum_rows[:, None] + at_g[None, :], mask=in_g, other=0.0)
+            offset = offset.to(tl.float32)[:, :, None]
+            apart = (apart - offset) * scale if HAS_MINIMUM == ZERO else apart * scale + offset
+        else:
+            apart *= scale
         w = tl.reshape(apart, (BLOCK_N, BLOCK_K))
     return w
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hal_kernels.aot.targets import Target
@@ -16,6 +17,7 @@ from hal_kernels.gemm.triton_variants import (
     configurations,
     result_pointers,
 )
+from hal_kernels.tuning.default_tables import load_default_tables
 
 _MODULE = "hal_kernels.gemm.weight_only_kernels"
 WEIGHT_ONLY_SOURCES = (
@@ -25,19 +27,27 @@ WEIGHT_ONLY_SOURCES = (
 )
 _WITHOUT_WGMMA = frozenset({"sm_80", "sm_89", "sm_120"})  # their operands are in registers
 _WIDE_BYTES = 16  # of one load of a thread, at most
+_INTEGER_TILES = load_default_tables(Path(__file__).with_name("weight_only_configs.json"))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """A weight format. kind: as the kernels have it. group: columns that share a scale (0: all)."""
+    """A weight format. kind: as the kernels have it. group: columns that share a scale (0: all).
+    is_zero: whether the minimum is an integer that is taken from the values, before the scale."""
 
     kind: int
     group: int
     has_minimum: bool = False
+    is_zero: bool = False
 
     @property
     def bits(self) -> int:
         return 4 if self.kind == 4 else 8
+
+    @property
+    def minimum_kind(self) -> int:
+        """HAS_MINIMUM of the kernels."""
+        return 2 if self.is_zero else int(self.has_minimum)
 
     @property
     def is_square(self) -> bool:
@@ -52,6 +62,10 @@ WEIGHT_FORMS: Mapping[str, WeightForm] = {
     "w8g32": WeightForm(3, 32),
     "w4g32": WeightForm(4, 32),
     "w4g32-asym": WeightForm(4, 32, has_minimum=True),
+    "w4g64": WeightForm(4, 64),
+    "w4g64-zero": WeightForm(4, 64, has_minimum=True, is_zero=True),
+    "w4g128": WeightForm(4, 128),
+    "w4g128-zero": WeightForm(4, 128, has_minimum=True, is_zero=True),
 }
 # What follows a product, by suffix. A bias stands for none, and an activation and a clamp too.
 AFTER: Mapping[str, Mapping[str, Any]] = {
@@ -78,18 +92,19 @@ def weight_only_tiles(
 ) -> dict[str, int]:
     """Tile sizes and launch options. name: of `WEIGHT_FORMS`; size: "large" or "small"."""
     form = WEIGHT_FORMS[name]
+    if not form.is_square:
+        return _integer_tiles(target, form, size, is_gated=is_gated)
     given = dict(configurations("gemm_weight_only", target)[size])
     is_rdna3 = target.arch.startswith("gfx11")
-    if form.is_square:
-        given |= {"BLOCK_K": form.group, "num_stages": 2}
-        if size == "large" and (is_rdna3 or target.arch.startswith("gfx12")):
-            # Of these the registers hold less beside the widened weight.
-            given |= {"BLOCK_N": 32 if is_rdna3 else 64, "num_warps": 8}
-        if size == "large" and is_gated and form.group == 128 and target.arch in _WITHOUT_WGMMA:
-            given["BLOCK_N"] = 32  # the fragments of two wide weights and their sums spill
+    given |= {"BLOCK_K": form.group, "num_stages": 2}
+    if size == "large" and (is_rdna3 or target.arch.startswith("gfx12")):
+        # Of these the registers hold less beside the widened weight.
+        given |= {"BLOCK_N": 32 if is_rdna3 else 64, "num_warps": 8}
+    if size == "large" and is_gated and form.group == 128 and target.arch in _WITHOUT_WGMMA:
+        given["BLOCK_N"] = 32  # the fragments of two wide weights and their sums spill
     if size == "small":
-        if is_rdna3:
-            given |= _fewer_registers(name, is_gated=is_gated)
+        if is_rdna3 and form.group == 128:  # without which registers spill: see the evidence
+            given |= {"BLOCK_N": 16} if is_gated else {"num_warps": 8}
         columns, warps = with_wide_loads(
             target,
             columns=given["BLOCK_N"],
@@ -101,12 +116,17 @@ def weight_only_tiles(
     return given
 
 
-def _fewer_registers(name: str, *, is_gated: bool) -> Mapping[str, int]:
-    """Options of RDNA 3 for few rows, without which registers spill: see the evidence."""
-    if name == "fp8g128":
-        return {"BLOCK_N": 16} if is_gated else {"num_warps": 8}
-    # The next step's weight is not loaded while this one is multiplied.
-    return {"num_stages": 1} if is_gated and name == "w8g32" else {}
+def _integer_tiles(
+    target: Target, form: WeightForm, size: str, *, is_gated: bool
+) -> dict[str, int]:
+    """Of the table, the entry that says most of the form: its bits, whether it has a minimum, and
+    whether the product is gated, whose tile holds two weights and two sums."""
+    tables = _INTEGER_TILES["gemm_weight_only_integers"]
+    table = tables.get(target.arch, tables[target.backend])
+    stem, bits, gated = size, f"-int{form.bits}", "-gated" * is_gated
+    offset = "-offset" * form.has_minimum
+    names = (f"{stem}{bits}{offset}{gated}", f"{stem}{bits}{gated}", f"{stem}{gated}", stem)
+    return dict(table[next(name for name in names if name in table)])
 
 
 def form_constants(name: str) -> dict[str, Any]:
@@ -116,7 +136,7 @@ def form_constants(name: str) -> dict[str, Any]:
         "KIND": form.kind,
         "GROUP_K": form.group,
         "SCALE_N": form.group if form.is_square else 1,
-        "HAS_MINIMUM": form.has_minimum,
+        "HAS_MINIMUM": form.minimum_kind,
     }
 
 

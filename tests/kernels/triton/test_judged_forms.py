@@ -72,7 +72,7 @@ def fused_requests() -> Iterator[FusedGemmRequest]:
     ]
     names = (
         "bfloat16", "float16", "fp8_block128_a8", "fp8_block32_ue8m0_a8", "fp8_block128",
-        "int8_channel", "int4_g32_asym",
+        "int8_channel", "int4_g32_asym", "int4_g128_zero",
     )  # fmt: skip
     gates = (("none", 0.0), ("silu", 0.0), ("silu_gated", 0.0), ("silu_gated", 7.0))
     for name, dtype, rows, k, (epilogue, clamp), has_bias, has_residual, out in itertools.product(
@@ -97,7 +97,7 @@ def weight_of(name: str, k: int) -> torch.Tensor | QuantizedWeight:
         return torch.zeros(N, k, dtype=getattr(torch, name))
     if form.element != "int":
         return quantize_weight(torch.ones(N, k), form)
-    scale = torch.ones(N, k // 32).half() if form.group_size else torch.ones(N)
+    scale = torch.ones(N, k // form.group_size).half() if form.group_size else torch.ones(N)
     if form.bits == 8:
         data = torch.zeros(N, k, dtype=torch.int8)
         return QuantizedWeight(format=form, data=data, scale=scale)
@@ -212,7 +212,8 @@ def quantised_requests() -> Iterator[GemmRequest]:
     """Products of the op gemm with quantised weights, served or not."""
     names = (
         "fp8_block128_a8", "fp8_block32_ue8m0_a8", "fp8_block128", "fp8_block32_ue8m0",
-        "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym",
+        "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym", "int4_g64_zero", "int4_g128",
+        "fp8_block32", "fp8_block32_a8",
     )  # fmt: skip
     for name, dtype, rows, k, epilogue, has_bias, out in itertools.product(
         names, ("bfloat16", "float16"), (1, 64), (256, 2176, 4224), ("none", "silu", "silu_gated"),

@@ -50,9 +50,13 @@ def weight_of(n: int, k: int, name: str) -> torch.Tensor | QuantizedWeight:
             format=form, data=data, scale=scale.half() if form.group_size else scale
         )
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
-    minimum = None if form.is_symmetric else (-torch.rand(n, k // 32) / k**0.5).half()
-    return QuantizedWeight(format=form, data=data, scale=scale, minimum=minimum)
+    scale = (torch.rand(form.scale_shape(n, k)) / 8 / k**0.5).half()
+    least = (
+        torch.randint(0, 16, scale.shape) if form.has_zeros else -torch.rand_like(scale) / k**0.5
+    )
+    return QuantizedWeight(
+        format=form, data=data, scale=scale, minimum=None if form.is_symmetric else least.half()
+    )
 
 
 def rounded_input(x: torch.Tensor, name: str, element: str) -> torch.Tensor:
@@ -97,6 +101,7 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor, times: float = 1.0) -
         ("fp8_block32_ue8m0_a8", "sm_120"),
         ("int8_channel", "sm_89"),
         ("int4_g32_asym", "gfx90a"),
+        ("int4_g128_zero", "sm_90"),
         ("fp8_block128", "sm_80"),
     ],
 )

@@ -86,9 +86,13 @@ def integer_weight(n: int, k: int, name: str) -> QuantizedWeight:
             format=form, data=data, scale=scale.half() if form.group_size else scale
         )
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    scale = (torch.rand(n, k // 32) / 8 / k**0.5).half()
-    minimum = None if form.is_symmetric else (-torch.rand(n, k // 32) / k**0.5).half()
-    return QuantizedWeight(format=form, data=data, scale=scale, minimum=minimum)
+    scale = (torch.rand(form.scale_shape(n, k)) / 8 / k**0.5).half()
+    least = (
+        torch.randint(0, 16, scale.shape) if form.has_zeros else -torch.rand_like(scale) / k**0.5
+    )
+    return QuantizedWeight(
+        format=form, data=data, scale=scale, minimum=None if form.is_symmetric else least.half()
+    )
 
 
 def weight_only(n: int, k: int, name: str) -> QuantizedWeight:
@@ -99,7 +103,8 @@ def weight_only(n: int, k: int, name: str) -> QuantizedWeight:
 
 
 WEIGHTS_ALONE = [
-    "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym", "fp8_block128", "fp8_block32_ue8m0",
+    "int8_channel", "int8_g32", "int4_g32", "int4_g32_asym", "int4_g64", "int4_g64_zero",
+    "int4_g128", "int4_g128_zero", "fp8_block128", "fp8_block32", "fp8_block32_ue8m0",
 ]  # fmt: skip
 
 
@@ -108,7 +113,8 @@ WEIGHTS_ALONE = [
 @pytest.mark.parametrize("arch", ["sm_89", "gfx942"])
 def test_weight_only(arch: str, shape: tuple[int, int, int], name: str) -> None:
     m, n, k = shape
-    k = -(-k // 32) * 32
+    group = max(32, FORMATS[name].group_size or 0)
+    k = -(-k // group) * group
     weight = weight_only(n, k, name)
     request = request_of((m, n, k), "bfloat16", weight_format=FORMATS[name])
     x = rows(m, k, torch.bfloat16)
@@ -125,7 +131,8 @@ def test_weight_only(arch: str, shape: tuple[int, int, int], name: str) -> None:
 def test_what_follows_a_weight_alone(
     m: int, dtype: str, name: str, has_bias: bool, epilogue: Any
 ) -> None:
-    form, n, k = FORMATS[name], 70, 224
+    form, n = FORMATS[name], 70
+    k = 384 if (form.group_size or 0) > 32 and form.bits == 4 else 224
     dtype = dtype if form.element == "int" else "bfloat16"
     torch_type = getattr(torch, dtype)
     weight, bias = weight_only(n, k, name), (torch.randn(n) * 2).to(torch_type)
@@ -147,6 +154,7 @@ def test_what_follows_a_weight_alone(
         ("fp8_block128_a8", "gfx942"),
         ("fp8_block32_ue8m0_a8", "sm_90"),
         ("fp8_block32_ue8m0_a8", "sm_120"),
+        ("fp8_block32_a8", "sm_120"),
     ],
 )
 @pytest.mark.parametrize("follows", ["bias", "silu", "float32"])
@@ -340,3 +348,17 @@ def test_what_no_kernel_is_written_for_is_refused() -> None:
     request = request_of((1, 48, 64), "bfloat16", weight_format=FORMATS["nvfp4"])
     with pytest.raises(BindingError, match="nvfp4"):
         triton_gemm.bind(request, gpu("sm_120"), weight=torch.empty(48, 64))
+
+
+@pytest.mark.parametrize("name", ["int4_g128", "int8_g32"])
+def test_scales_in_bfloat16_are_read_as_float16_where_nothing_is_lost(name: str) -> None:
+    m, n, k = 3, 48, 256
+    given = integer_weight(n, k, name)
+    weight = dataclasses.replace(given, scale=given.scale.bfloat16())
+    request = request_of((m, n, k), "bfloat16", weight_format=FORMATS[name])
+    x = rows(m, k, torch.bfloat16)
+    found = triton_gemm.bind(request, gpu("sm_90"), weight=weight)(x)
+    assert_close(found, x.double() @ weight.dequantize().double().T, 3.0 * k**0.5)
+    tiny = dataclasses.replace(weight, scale=weight.scale * 2**-20)
+    with pytest.raises(BindingError, match="float16 holds exactly"):
+        triton_gemm.bind(request, gpu("sm_90"), weight=tiny)

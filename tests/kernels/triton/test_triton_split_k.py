@@ -47,15 +47,19 @@ def weight_of(n: int, k: int, name: str) -> QuantizedWeight:
     if form.element != "int":
         sizes = torch.logspace(-1, 1, n)[torch.randperm(n)][:, None]
         return quantize_weight(torch.randn(n, k) / k**0.5 * sizes, form)
-    groups = (k // 32,) if form.group_size else ()
+    groups = (k // form.group_size,) if form.group_size else ()
     scale = torch.rand(n, *groups) / 2**form.bits / k**0.5
     scale = scale if form.group_size == 0 else scale.half()
     if form.bits == 8:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
         return QuantizedWeight(format=form, data=data, scale=scale)
-    minimum = None if form.is_symmetric else (-torch.rand(n, *groups) / k**0.5).half()
+    least = (
+        torch.randint(0, 16, scale.shape) if form.has_zeros else -torch.rand_like(scale) / k**0.5
+    )
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    return QuantizedWeight(format=form, data=data, scale=scale, minimum=minimum)
+    return QuantizedWeight(
+        format=form, data=data, scale=scale, minimum=None if form.is_symmetric else least.half()
+    )
 
 
 def request_of(n: int, k: int, name: str, **fields: Any) -> GemmRequest:
@@ -136,6 +140,10 @@ def test_k_is_cut_only_where_the_device_would_be_idle(tiles: int, k: int, units:
         ("int8_g32", "gfx1100"),
         ("int4_g32", "sm_100"),
         ("int4_g32_asym", "gfx90a"),
+        ("int4_g128", "gfx942"),
+        ("int4_g128_zero", "sm_90"),
+        ("fp8_block32_a8", "sm_120"),
+        ("fp8_block32", "gfx942"),
     ],
 )
 @pytest.mark.parametrize(
@@ -145,7 +153,7 @@ def test_the_sum_of_the_parts_is_the_product(
     shape: tuple[int, int, int], splits: int, name: str, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m, n, k = shape
-    if FORMATS[name].activation.startswith("fp8_group128"):
+    if FORMATS[name].activation.startswith("fp8_group128") or name.startswith("int4_g128"):
         k = -(-k // 128) * 128  # rows are rounded in whole groups; others end within a block
     weight, x, counted = weight_of(n, k, name), rows_of(m, k), Splits(monkeypatch)
     request = request_of(n, k, name, tokens=TokenRange(1, 16))
@@ -169,6 +177,7 @@ def test_the_sum_of_the_parts_is_the_product(
         ("int8_channel", "sm_90"),
         ("int8_g32", "gfx942"),
         ("int4_g32_asym", "sm_120"),
+        ("int4_g64_zero", "gfx1100"),
     ],
 )
 def test_a_gated_product_has_two_parts_of_a_split(

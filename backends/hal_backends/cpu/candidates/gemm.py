@@ -23,6 +23,10 @@ from hal_kernels.gemm.semantics import (
 # Formats by what they do to the activations and whether the weight is dense.
 DENSE = ("float32", "bfloat16", "float16")
 WEIGHT_ONLY = ("int8_channel", "int8_g32", "int4_g32", "int4_g32_asym")
+# Groups of 64 and 128 have no generated kernel: torch's rounds, or the reference widens them.
+FOUR_BITS = (
+    "int4_g32", "int4_g32_asym", "int4_g64", "int4_g64_zero", "int4_g128", "int4_g128_zero",
+)  # fmt: skip
 INT8_ACTIVATIONS = ("int8_channel_a8", "int8_g32_a8", "int4_g32_a8", "int4_g32_asym_a8")
 _EPILOGUES = ("none", "silu_gated")
 _MAX_INT8_K = 65535  # beyond it an int32 sum of u8 x s8 products can overflow
@@ -180,7 +184,7 @@ def _weight_only(device: DeviceSpec) -> Sequence[_Offer]:
             tier=Tier.TUNED,
             summary="torch's packed int4 weight-only product",
             check=lambda r: gather(
-                _shape(r, dtypes, ("int4_g32", "int4_g32_asym")),
+                _shape(r, dtypes, FOUR_BITS),
                 limit("N", r.n, "a multiple of 16", is_met=r.n % 16 == 0),
                 _groups(r),
             ),
