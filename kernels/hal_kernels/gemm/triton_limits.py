@@ -48,7 +48,10 @@ __all__ = [
 
 _WIDE = ("bfloat16", "float16")
 DENSE_SPLITS = 4  # of a dense product, in every table of configurations
-_INTEGERS = {(8, 0): "w8", (8, 32): "w8g32", (4, 32): "w4g32"}  # bits, columns of a scale
+# Bits, and columns of a scale.
+_INTEGERS = {
+    (8, 0): "w8", (8, 32): "w8g32", (4, 32): "w4g32", (4, 64): "w4g64", (4, 128): "w4g128",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ def _weight_only(request: GemmRequest) -> KernelChoice | Reason:
     """A quantised weight that meets the activations as they are."""
     form = request.weight_format
     if form.element == "int":
-        kernel, wanted = "gemm.weight_only", "int8_channel, int8_g32 or int4_g32"
+        kernel = "gemm.weight_only"
+        wanted = "int8_channel, int8_g32, or int4 in groups of 32, 64 or 128"
         is_read = (form.bits, form.group_size or 0) in _INTEGERS
     else:
         kernel, wanted = "gemm.fp8_weight_only", "32x32 or 128x128"
@@ -133,7 +137,8 @@ def form_of_weight(request: GemmRequest, kernel: str) -> str:
         return "weight32"
     if kernel in ("gemm.fp8_block", "gemm.fp8_weight_only"):
         return ("fp8" if kernel == "gemm.fp8_weight_only" else "") + f"g{form.group_size}"
-    return _INTEGERS[form.bits, form.group_size or 0] + "-asym" * (not form.is_symmetric)
+    offset = "" if form.is_symmetric else "-zero" if form.has_zeros else "-asym"
+    return _INTEGERS[form.bits, form.group_size or 0] + offset
 
 
 def split_of(
