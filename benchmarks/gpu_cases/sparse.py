@@ -71,15 +71,18 @@ def _compressed_makers() -> Iterator[CaseMaker]:
         ("v4_584", "v4_584", "paged"),
         ("v41_528", "fp4_288", "v41"),
     ):
-        for phase, kernels in (
-            ("decode", (f"compressed_attention.{kernel}", "compressed_attention.merge")),
-            ("prefill", (f"compressed_attention.{kernel}",)),
-        ):
+        for phase in ("decode", "prefill"):
             yield CaseMaker(
                 name=f"compressed attention, {phase}, {name} and {main}",
-                kernels=kernels,
+                kernels=(f"compressed_attention.{kernel}",),
                 make=lambda b, n=name, m=main, p=phase: compressed_case(b, n, m, p),
             )
+        # Of all entries a program sees a part, of a list of one split all.
+        yield CaseMaker(
+            name=f"compressed attention, decode, all entries, {name} and {main}",
+            kernels=(f"compressed_attention.{kernel}", "compressed_attention.merge"),
+            make=lambda b, n=name, m=main: compressed_case(b, n, m, "decode", has_lists=False),
+        )
 
 
 def _indexer_makers() -> Iterator[CaseMaker]:
@@ -160,9 +163,12 @@ def mla_case(bench: Bench, kv_format: Any, heads: int, phase: Any, top_k: int) -
     )
 
 
-def compressed_case(bench: Bench, window_format: Any, main_format: Any, phase: Any) -> Case:
+def compressed_case(
+    bench: Bench, window_format: Any, main_format: Any, phase: Any, *, has_lists: bool = True
+) -> Case:
     is_decode, dim, ratio = phase == "decode", 512, 4
-    heads, window, top_k = bench.size(64, 16), bench.size(128, 20), bench.size(512, 64)
+    heads, window = bench.size(64, 16), bench.size(128, 20)
+    top_k = bench.size(512, 64) if has_lists else 0
     sequences, context = bench.size(16 if is_decode else 2, 2), bench.size(8192, 300)
     new = 1 if is_decode else bench.size(256, 2)
     tables = [page_table(bench, sequences, rows, _PAGE) for rows in (context, context // ratio)]
@@ -185,10 +191,11 @@ def compressed_case(bench: Bench, window_format: Any, main_format: Any, phase: A
     )  # fmt: skip
     q = bench.bf16(sequences * new, heads * dim)
     # Only entries that the first query sees: later ones see them too.
-    lists = lists_of(bench, sequences * new, (context - new) // ratio, top_k)
+    seen = (context - new) // ratio
+    lists = lists_of(bench, sequences * new, seen, top_k) if has_lists else None
     return reference_case(
         f"compressed attention {phase} {window_format}, {main_format} {sequences}x{new}"
-        f" of {window} and {top_k}",
+        f" of {window} and {top_k or seen}",
         request,
         compressed_attention.bind,
         bench,

@@ -26,10 +26,6 @@ def _attended_bytes(together: int, results: int) -> int:
     return _SEQUENCES * (rows + _HEADS * (_DIM * 2 + results))
 
 
-# Of splits their sums in float32, written and read, then the result.
-_OWN_RESULTS = (_DIM + 2) * 4 * 2 + _DIM * 2
-
-
 def _fp8_of_rows(target: Target) -> Mapping[str, str]:
     name = "float8e4b8" if target.arch == "gfx942" else "float8e4nv"
     return {"_KV_FP8_TY": f"__import__('triton').language.{name}"}
@@ -122,12 +118,13 @@ _DECODE = Problem(
     dtype=lambda _: "bfloat16",
     own=Own(
         kernel="compressed_attention.paged",
-        config=lambda _: "v4_584-sparse-decode",
+        # A list of one split is seen whole, as a prompt's is.
+        config=lambda _: "v4_584-sparse-prefill",
         dtype=lambda _: "bfloat16",
-        moves=lambda tiles: _attended_bytes(tiles["BLOCK_H"], _OWN_RESULTS),
+        moves=lambda tiles: _attended_bytes(tiles["BLOCK_H"], _DIM * 2),
     ),
     formula="sequences x (640 rows x (584 B + an index) once per tile of heads + queries + "
-    "results); of ours the sums of a split, written and read",
+    "results)",
     skips={"sm_80": "the peer reads e4m3, which is not there"},
     peers=(_CUDA, _ROCM),
 )

@@ -12,7 +12,11 @@ from hal.ops.compressed_attention import CompressedAttentionMetadata, Compressed
 from hal.ops.kv_formats import KV_FORMATS, PLAIN_FORMATS
 from hal_kernels.compressed_attention.triton_kernels import _compressed_attention_kernel
 from hal_kernels.compressed_attention.triton_tuning import shape_of
-from hal_kernels.compressed_attention.triton_variants import HEADS_TOGETHER, SPLIT_ENTRIES
+from hal_kernels.compressed_attention.triton_variants import (
+    HEADS_TOGETHER,
+    SPLIT_ENTRIES,
+    is_whole,
+)
 from hal_kernels.compressed_attention.v41_kernels import _compressed_attention_v41_kernel
 from hal_kernels.gemm.triton import target_of
 from hal_kernels.mla_attention.packed_tiles import packed_tiles
@@ -49,8 +53,11 @@ def bind(
         "SPLIT": SPLIT_ENTRIES,
         "PAGE": request.block_size,
         "HAS_SINKS": sinks is not None,
-        # A prompt has programs enough, and parts of all its queries would fill the memory.
-        "IS_WHOLE": request.phase != "decode",
+        "IS_WHOLE": is_whole(
+            is_decode=request.phase == "decode",
+            top_k=request.top_k,
+            compress_ratio=request.compress_ratio,
+        ),
         **{name: value for name, value in options.items() if name not in STEPS},
         **chunks(dim, options["CHUNK"]),
     }
@@ -74,15 +81,15 @@ def bind(
         meta: CompressedAttentionMetadata,
         indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        tokens, is_whole = q.shape[0], constants["IS_WHOLE"]
+        tokens, one_program = q.shape[0], constants["IS_WHOLE"]
         out = q.new_empty((tokens, heads * dim))
-        splits = 1 if is_whole else _splits(request, meta)
+        splits = 1 if one_program else _splits(request, meta)
         blocks = -(-heads // options["BLOCK_H"])
         grid = (meta.max_query_len * splits, blocks, meta.seq_lens.shape[0])
         if not tokens or not min(grid):
             return out
-        shape = (1,) if is_whole else (tokens, heads, splits)
-        part = out if is_whole else q.new_empty((*shape, dim), dtype=torch.float32)
+        shape = (1,) if one_program else (tokens, heads, splits)
+        part = out if one_program else q.new_empty((*shape, dim), dtype=torch.float32)
         peak, total = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
         lists = meta.seq_lens.view(1, -1) if indices is None else indices
         window_table = meta.window_block_table
@@ -105,7 +112,7 @@ def bind(
             _compressed_attention_kernel[grid](
                 q, *rows, lists, *outputs, *places, *strides, **constants, **steps
             )
-        if not is_whole:
+        if not one_program:
             _merge_splits_kernel[(tokens, heads)](
                 part, peak, total, out, sinks_or_any, splits, out.stride(0), **merge
             )
@@ -116,8 +123,6 @@ def bind(
 
 def _splits(request: CompressedAttentionRequest, meta: CompressedAttentionMetadata) -> int:
     """Programs that share out the entries of a query; the first has the window too."""
-    if not request.compress_ratio:
-        return 1
     entries = request.top_k or meta.max_seq_len // request.compress_ratio
     return max(1, -(-entries // SPLIT_ENTRIES))
 

@@ -9,7 +9,7 @@ from hal.ops.compressed_attention import CompressedAttentionRequest
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.aot.evidence import EvidenceTier
 from hal_kernels.aot.limits import evidence_reasons, not_written
-from hal_kernels.compressed_attention.triton_variants import MERGE, V41_MAIN
+from hal_kernels.compressed_attention.triton_variants import MERGE, V41_MAIN, is_whole
 from hal_kernels.mla_attention.row_dtypes import dtype_reasons
 
 _KERNEL = "compressed_attention.paged"
@@ -23,8 +23,8 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if the kernel serves, its machine code is of an allowed tier and, of a decode, that of
-    the kernel which merges its splits is native."""
+    """Empty if the kernel serves, its machine code is of an allowed tier and, of a decode that is
+    split, that of the kernel which merges its splits is native."""
     main = request.main_format if request.compress_ratio else request.window_format
     misfit = dtype_reasons(_KERNEL, request.dtype, {request.window_format, main})
     if misfit:
@@ -46,13 +46,19 @@ def not_supported_reasons(
                 kind=ReasonKind.ARGUMENT,
             )
         ]
-    phase = "decode" if request.phase == "decode" else "prefill"
+    # What one program sees whole is launched as a prompt is.
+    one_program = is_whole(
+        is_decode=request.phase == "decode",
+        top_k=request.top_k,
+        compress_ratio=request.compress_ratio,
+    )
+    phase = "prefill" if one_program else "decode"
     # The window alone is a part of the form without lists.
     form = "sparse" if request.top_k else "dense"
     kernel = "compressed_attention.v41" if is_v41 else _KERNEL
     attends = evidence_reasons(
         kernel, device, dtype=request.dtype, config=f"{main}-{form}-{phase}", allowed=allowed
     )
-    if phase != "decode":
+    if one_program:
         return attends
     return attends + evidence_reasons("compressed_attention.merge", device, dtype="", config=MERGE)

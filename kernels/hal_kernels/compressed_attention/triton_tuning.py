@@ -22,6 +22,7 @@ from hal_kernels.compressed_attention.triton_variants import (
     KERNELS,
     SPLIT_ENTRIES,
     V41_MAIN,
+    is_whole,
 )
 from hal_kernels.tuning.key_tiles import (
     KEYS,
@@ -79,12 +80,24 @@ def _parts(shape: ShapeClass) -> tuple[str, str, str]:
     return main, form, phase
 
 
+def _is_whole(shape: ShapeClass) -> bool:
+    _, form, phase = _parts(shape)
+    return is_whole(
+        is_decode=phase == "decode",
+        top_k=shape.size("entries") if form == "sparse" else 0,
+        compress_ratio=0 if form == _ALONE else 1,
+    )
+
+
 def _default(kernel: TritonKernel) -> Callable[[Target, ShapeClass], Default]:
-    """The window alone is launched as a part of the form without lists."""
+    """The window alone is launched as a part of the form without lists, and what one program sees
+    whole as a prompt is."""
     of_form = default_of(kernel)
 
     def default(target: Target, shape: ShapeClass) -> Default:
         form = shape.form.replace(f"-{_ALONE}-", "-dense-")
+        if _is_whole(shape):
+            form = form.replace("-decode", "-prefill")
         return of_form(target, dataclasses.replace(shape, form=form))
 
     return default
@@ -102,7 +115,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
     n, (main, form, phase) = configuration["BLOCK_N"], _parts(shape)
     entries, window = 0 if form == _ALONE else shape.size("entries"), shape.size("window")
     heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase == "decode"
-    splits = max(1, -(-entries // SPLIT_ENTRIES)) if is_decode else 1
+    splits = 1 if _is_whole(shape) else max(1, -(-entries // SPLIT_ENTRIES))
     programs = shape.rows * splits * -(-heads // HEADS_TOGETHER)
     of_entries = -(-(min(entries, SPLIT_ENTRIES) if is_decode else entries) // n)
     steps = -(-window // n) + of_entries  # of the first split, which has the window as well
@@ -112,7 +125,7 @@ def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint
     read = [
         float(sequences * count * row) for count, row in zip((window, entries), rows, strict=True)
     ]
-    parts = 4.0 * shape.rows * heads * splits * dim if is_decode else 0.0
+    parts = 0.0 if _is_whole(shape) else 4.0 * shape.rows * heads * splits * dim
     return Footprint(
         programs=programs,
         steps=steps,

@@ -17,6 +17,13 @@ MERGE = (
 HEADS_TOGETHER = 16  # that share a program, however many there are: 512 sums of each are kept
 
 
+def is_whole(*, is_decode: bool, top_k: int, compress_ratio: int) -> bool:
+    """Whether one program sees all keys of a query, so that no part is written to be merged: of a
+    prompt, which has programs enough, and whose parts would fill the memory; of a decode over the
+    window alone, or over lists of one split."""
+    return not is_decode or not compress_ratio or 0 < top_k <= SPLIT_ENTRIES
+
+
 def _variant(target: Target, name: str, phase: str, *, top_k: int, ratio: int) -> KernelVariant:
     is_packed, is_whole = name == "v4_584", phase == "prefill"
     options = tiles(target, name, HEADS_TOGETHER)

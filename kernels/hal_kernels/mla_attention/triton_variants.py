@@ -50,7 +50,8 @@ def tiles(
             "BLOCK_H": rows,
             "CHUNK": 512 if is_cdna and not is_packed else chunk,
             "BLOCK_N": 16,  # of 32 keys a step, CDNA's registers let half as many warps in
-            "RELOADS_Q": not is_cdna,
+            # Queries held beside rows of v4_584 leave CDNA registers for half the warps.
+            "RELOADS_Q": not is_cdna or kv_format == "v4_584",
             "REGISTERS": REGISTERS["hip"] if is_rdna3 and is_packed else "",
             "num_warps": 4 if is_cdna or is_halved else 8,
             "num_stages": 1,
