@@ -178,7 +178,7 @@ def _bind_two_fp8(
 
 
 def rounded_rows(
-    x: Rows, quantize: Quantizer, fp8: str, group: int
+    x: Rows, quantize: Quantizer, fp8: str, group: int, *, op: str = "gemm"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and scales of x, rounded here unless it comes rounded. Raises ValueError for values of
     another type, or scales that are not one a row and group."""
@@ -188,7 +188,7 @@ def rounded_rows(
     groups = (values.shape[0], -(-values.shape[1] // group))
     if values.dtype != eight_bits(fp8) or scale.shape != groups:
         raise ValueError(
-            f"gemm: required rounded rows in {fp8} with scales {list(groups)}, "
+            f"{op}: required rounded rows in {fp8} with scales {list(groups)}, "
             f"found {values.dtype} with scales {list(scale.shape)}; round them with the op "
             f"quantize, out_dtype {fp8} and groups of {group}, or pass x as it is"
         )

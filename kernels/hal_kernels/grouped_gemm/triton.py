@@ -10,11 +10,12 @@ import triton
 
 from hal.device import DeviceSpec
 from hal.errors import BindingError
-from hal.ops.formats import QuantizedWeight
+from hal.ops.formats import QuantizedWeight, torch_dtype
 from hal.ops.gemm import GroupedGemmRequest
 from hal.ops.low_precision import decode_scale
 from hal.reasons import Reason
-from hal_kernels.gemm.triton_quantised import as_fnuz
+from hal_kernels.gemm.triton_quantised import as_fnuz, rounded_rows
+from hal_kernels.gemm.triton_results import Rows
 from hal_kernels.gemm.triton_tiles import target_of
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 from hal_kernels.grouped_gemm.integer_kernels import _grouped_gemm_integer_kernel
@@ -36,7 +37,7 @@ from hal_kernels.grouped_gemm.widened_variants import widened_expert_tiles
 from hal_kernels.quantize.triton import bind_quantize_groups, bind_quantize_rows
 from hal_kernels.tuning.store import tuned_rows
 
-GroupedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+GroupedProduct = Callable[[Any, torch.Tensor], torch.Tensor]  # of rows, rounded or not
 
 
 def bind(
@@ -47,6 +48,8 @@ def bind(
 ) -> GroupedProduct:
     """kernel(x[M, K] sorted by expert, expert_offsets int64 [E+1]) -> y[M, N].
 
+    A product of FP8 operands rounds its rows, or takes what the op quantize made of them: values
+    and scales. Rows that stay in 16 bits are taken as they are.
     K is cut for few rows where `triton_limits` says so, but not while configurations are measured.
     Raises BindingError for what `triton_limits` rejects.
     """
@@ -80,7 +83,16 @@ def bind(
 def _rounded_before(product: GroupedProduct) -> GroupedProduct:
     """A product of rows that are rounded to MXFP8 first, and kept in 16 bits."""
     rounded = bind_round_rows()
-    return lambda x, expert_offsets: product(rounded(x), expert_offsets)
+
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(
+                "grouped_gemm: required rows in 16 bits, which this product rounds and keeps so, "
+                "found rounded rows; pass x as it is"
+            )
+        return product(rounded(x), expert_offsets)
+
+    return kernel
 
 
 def _launch(
@@ -169,16 +181,16 @@ def _bind_fp8(
     is_power_of_two = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
     quantize = bind_quantize_rows(device.arch, group=group, out_dtype=fp8, is_ue8m0=is_power_of_two)
 
-    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
-        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
-        if x.shape[0]:
-            values, x_scale = quantize(x)
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        rows, y = _rows_and_result(x, request, width)
+        if rows:
+            values, x_scale = rounded_rows(x, quantize, fp8, group, op=request.label)
             if is_power_of_two:
                 x_scale = decode_scale(x_scale, "ue8m0")
-            if split is not None and split.covers(x.shape[0]):
+            if split is not None and split.covers(rows):
                 split.launch((values, x_scale), (data, scale), expert_offsets, y)
                 return y
-            grid, config = launch(x.shape[0])
+            grid, config = launch(rows)
             product[grid](
                 values.view(data.dtype), x_scale, data, scale, y, expert_offsets, width, request.k,
                 values.stride(0), x_scale.stride(0), data.stride(0), data.stride(1),
@@ -201,14 +213,14 @@ def _bind_mxfp4(
     fp8 = target_of(device).fp8_dtype
     quantize = bind_quantize_groups(group=32, out_dtype=fp8, is_ue8m0=True)
 
-    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
-        y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
-        if x.shape[0]:
-            values, codes = quantize(x)
-            if split is not None and split.covers(x.shape[0]):
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        rows, y = _rows_and_result(x, request, width)
+        if rows:
+            values, codes = rounded_rows(x, quantize, fp8, 32, op=request.label)
+            if split is not None and split.covers(rows):
                 split.launch((values, codes), (data, scale), expert_offsets, y)
                 return y
-            grid, config = launch(x.shape[0])
+            grid, config = launch(rows)
             _grouped_gemm_mxfp4_kernel[grid](
                 values, codes, data, scale, y, expert_offsets, width, request.k,
                 values.stride(0), codes.stride(0), data.stride(0), data.stride(1),
@@ -217,6 +229,12 @@ def _bind_mxfp4(
         return y
 
     return kernel
+
+
+def _rows_and_result(x: Rows, request: GroupedGemmRequest, width: int) -> tuple[int, torch.Tensor]:
+    values = x if isinstance(x, torch.Tensor) else x[0]
+    shape, dtype = (values.shape[0], width), torch_dtype(request.dtype)
+    return shape[0], torch.empty(shape, dtype=dtype, device=values.device)
 
 
 def _check_numbers(request: GroupedGemmRequest, bits: torch.Tensor) -> None:

@@ -129,7 +129,12 @@ def test_fp8_blocks(name: str, n: int, epilogue: str, arch: str) -> None:
     )
     rounded = dequantize_groups(values, scales, element=element, scale_kind=kind).double()
     weights = torch.stack([expert.dequantize().double() for expert in experts])
-    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue, clamp))
+    want = exact(rounded, offsets, weights, epilogue, clamp)
+    assert_close(kernel(x, offsets), want)
+    # As a plan has them: rounded by a call of its own.
+    assert_close(kernel((values, scales), offsets), want)
+    with pytest.raises(ValueError, match="grouped_gemm: required rounded rows"):
+        kernel((values, scales[:, :1]), offsets)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,13 @@ def test_mxfp4_weights_and_mxfp8_rows(arch: str, epilogue: str, clamp: float) ->
     values, scales = quantize_groups(x, group_size=32, element=element, scale_kind="ue8m0")
     rounded = dequantize_groups(values, scales, element=element, scale_kind="ue8m0").double()
     weights = torch.stack([expert.dequantize().double() for expert in experts])
-    assert_close(kernel(x, offsets), exact(rounded, offsets, weights, epilogue, clamp))
+    want = exact(rounded, offsets, weights, epilogue, clamp)
+    assert_close(kernel(x, offsets), want)
+    if arch == "sm_80":
+        with pytest.raises(ValueError, match="rows in 16 bits"):
+            kernel((values, scales), offsets)
+    else:
+        assert_close(kernel((values, scales), offsets), want)
     if clamp:
         assert 0.1 < clamped_share(rounded, offsets, weights, clamp) < 0.9
 
