@@ -13,6 +13,7 @@ from typing import Any
 from hal.ops.formats import FORMATS
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.dense_forms import size_of
+from hal_kernels.gemm.split_k_tuning import why_no_weight
 from hal_kernels.gemm.weight_only_variants import weight_only_tiles
 from hal_kernels.tuning.performance_model import Footprint
 from hal_kernels.tuning.shapes import ShapeClass
@@ -68,6 +69,11 @@ def _call(shape: ShapeClass, device: Any) -> Call:
     return call_of(form, shape, device, is_gated=_halves(shape) == 2)
 
 
+def _why_never(target: Target, shape: ShapeClass, units: int | None) -> str:
+    form = FORMATS[_FORMATS[shape.form.removesuffix(_GATED)]]
+    return why_no_weight(shape, form, is_gated=_halves(shape) == 2)
+
+
 TUNABLE = TunableKernel(
     kernel="gemm.fp8_weight_only",
     module="hal_kernels.gemm.triton",
@@ -78,4 +84,5 @@ TUNABLE = TunableKernel(
     space=_space,
     footprint=_footprint,
     call=_call,
+    why_never=_why_never,
 )

@@ -25,7 +25,7 @@ _CHOSEN = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
 # Of the formats in FP8, whose scales decide which kernel multiplies them.
 _FP8_FORMATS = {
     "g128": "fp8_block128_a8",
-    "g32": "fp8_block32_ue8m0_a8",
+    "g32": "fp8_block32_a8",  # with scales of powers of two some multiply it as weight32
     "weight32": "fp8_block32_ue8m0_a8",
     "fp8g128": "fp8_block128",
     "fp8g32": "fp8_block32_ue8m0",
@@ -68,6 +68,36 @@ def _default(target: Target, shape: ShapeClass, units: int = 0) -> Default:
 @cache
 def _compiled(target: Target) -> frozenset[tuple[str, str]]:
     return frozenset((one.dtype, one.config) for one in KERNELS[0].variants(target))
+
+
+def why_no_weight(shape: ShapeClass, form: WeightFormat, *, is_gated: bool) -> str:
+    """Why there is no weight [n, k] in a format, "" where there is one. A last block of square
+    ones may be cut, a last group of a row not."""
+    if is_gated and shape.size("n") % 2:
+        return f"required an even n of a gated product, found {shape.size('n')}"
+    group = form.group_size or 1
+    if form.block_n == 1 and shape.size("k") % group:
+        return f"required k as a multiple of {group} for {form.name}, found {shape.size('k')}"
+    return ""
+
+
+def _why_never(target: Target, shape: ShapeClass, units: int | None) -> str:
+    """A class that `split_class` never makes: more rows, or a weight whose K stays whole."""
+    if why := why_no_weight(shape, _format_of(_name(shape)), is_gated=_is_gated(shape)):
+        return why
+    if shape.rows != LEAST_ROWS:
+        return f"required rows up to {LEAST_ROWS}, of which alone K is cut, found {shape.rows}"
+    k, least = shape.size("k"), SPLITS[0] * LEAST_COLUMNS
+    if k < least:
+        return f"required k of {least} or more, from which on it is cut, found {k}"
+    block = split_k_tiles(target, _name(shape), is_gated=_is_gated(shape))["BLOCK_N"]
+    tiles = -(-_columns(shape) // block)
+    if units is not None and splits_of(tiles, k, units) == 1:
+        return (
+            "required fewer tiles than a device with a known number of multiprocessors runs at a "
+            f"time, or K stays whole, found {tiles} tiles and {units} multiprocessors"
+        )
+    return ""
 
 
 def _space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
@@ -148,4 +178,5 @@ TUNABLE = TunableKernel(
     footprint=_footprint,
     call=_call,
     launch_only=frozenset({"SPLIT_K"}),
+    why_never=_why_never,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hal.device import DeviceSpec
@@ -12,7 +12,7 @@ from hal.ops.request import TokenRange
 from hal.reasons import Reason
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.dense_forms import dense_size
-from hal_kernels.gemm.split_k_tuning import split_class
+from hal_kernels.gemm.split_k_tuning import split_class, why_no_weight
 from hal_kernels.gemm.triton_limits import choose_kernel, choose_kernels, dense_class, size_of
 from hal_kernels.gemm.triton_variants import configurations
 from hal_kernels.gemm.weight_only_variants import weight_only_tiles
@@ -27,13 +27,13 @@ _TABLES = {"plain": "gemm", "bias": "gemm", "gated": "gemm_gated"}
 # Formats by which a call of a quantised form is made: (kernel, form) -> name.
 _FORMATS = {
     ("gemm.fp8_block", "g128"): "fp8_block128_a8",
-    ("gemm.fp8_block", "g32"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_block", "g32"): "fp8_block32_a8",
     ("gemm.fp8_block", "g128-gated"): "fp8_block128_a8",
-    ("gemm.fp8_block", "g32-gated"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_block", "g32-gated"): "fp8_block32_a8",
     ("gemm.fp8_widened", "g128"): "fp8_block128_a8",
-    ("gemm.fp8_widened", "g32"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_widened", "g32"): "fp8_block32_a8",
     ("gemm.fp8_widened", "g128-gated"): "fp8_block128_a8",
-    ("gemm.fp8_widened", "g32-gated"): "fp8_block32_ue8m0_a8",
+    ("gemm.fp8_widened", "g32-gated"): "fp8_block32_a8",
     ("gemm.mxfp8", "weight32"): "fp8_block32_ue8m0_a8",
     ("gemm.mxfp8", "weight32-gated"): "fp8_block32_ue8m0_a8",
     ("gemm.weight_only", "w8"): "int8_channel",
@@ -327,6 +327,14 @@ def _quantised_call(kernel: str) -> Any:
     return call
 
 
+def _why_no_call(kernel: str) -> Callable[[Target, ShapeClass, int | None], str]:
+    def why(target: Target, shape: ShapeClass, units: int | None) -> str:
+        form = FORMATS[_FORMATS.get((kernel, shape.form), shape.dtype)]
+        return why_no_weight(shape, form, is_gated=_halves(shape) == 2)
+
+    return why
+
+
 def _wide(target: Target) -> Sequence[str]:
     return ("bfloat16", "float16")
 
@@ -339,31 +347,31 @@ TUNABLE = (
     TunableKernel(
         kernel="gemm.dense", module=_MODULE, size_names=_SIZES, forms=("plain", "bias", "gated"),
         dtypes=_wide, default=_dense_default, default_of_units=_dense_default, space=_dense_space,
-        footprint=_footprint, call=_dense_call,
+        footprint=_footprint, call=_dense_call, why_never=_why_no_call("gemm.dense"),
     ),
     TunableKernel(
         kernel="gemm.fp8_block", module=_MODULE, size_names=_SIZES,
         forms=("g128", "g32", "g128-gated", "g32-gated"),
         dtypes=_eight, default=_fp8_default, space=_fp8_space, footprint=_footprint,
-        call=_quantised_call("gemm.fp8_block"),
+        call=_quantised_call("gemm.fp8_block"), why_never=_why_no_call("gemm.fp8_block"),
     ),
     TunableKernel(
         kernel="gemm.fp8_widened", module=_MODULE, size_names=_SIZES,
         forms=("g128", "g32", "g128-gated", "g32-gated"),
         dtypes=_eight, default=_widened_default, space=_widened_space, footprint=_footprint,
-        call=_quantised_call("gemm.fp8_widened"),
+        call=_quantised_call("gemm.fp8_widened"), why_never=_why_no_call("gemm.fp8_widened"),
     ),
     TunableKernel(
         kernel="gemm.mxfp8", module=_MODULE, size_names=_SIZES,
         forms=("weight32", "weight32-gated"),
         dtypes=_eight, default=_mxfp8_default, space=_mxfp8_space, footprint=_footprint,
-        call=_quantised_call("gemm.mxfp8"),
+        call=_quantised_call("gemm.mxfp8"), why_never=_why_no_call("gemm.mxfp8"),
     ),
     TunableKernel(
         kernel="gemm.weight_only", module=_MODULE, size_names=_SIZES,
         forms=tuple(form for kernel, form in _FORMATS if kernel == "gemm.weight_only"),
         dtypes=lambda target: ("bfloat16",), default=_weight_only_default,
         space=_weight_only_space, footprint=_footprint,
-        call=_quantised_call("gemm.weight_only"),
+        call=_quantised_call("gemm.weight_only"), why_never=_why_no_call("gemm.weight_only"),
     ),
 )  # fmt: skip

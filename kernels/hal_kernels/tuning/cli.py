@@ -108,7 +108,8 @@ def _classes(
         raise UsageError(
             "option --shape", "one --kernel that it is of", "none or several", "name the kernel"
         )
-    return named_classes(kernels, shapes or (), chosen.target)
+    units = int(chosen.spec.attributes.get("compute_units", 0))
+    return named_classes(kernels, shapes or (), chosen.target, units)
 
 
 def _timer(device: TuneDevice) -> Timer:

@@ -32,6 +32,10 @@ class Call:
     args: tuple[Any, ...]
 
 
+def _is_launched(target: Target, shape: ShapeClass, units: int | None) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunableKernel:
     """A kernel whose launch has constants to choose.
@@ -42,6 +46,8 @@ class TunableKernel:
     operands on a torch device; imports torch. default_of_units: of kernels whose default depends on
     the number of the device's multiprocessors, 0 where it is not known. launch_only: what a
     configuration has beside constants of the kernel, as the number of programs of its grid.
+    why_never: why no launch is of a class, "" where one is; with the number of multiprocessors,
+    None where no device is meant.
     """
 
     kernel: str
@@ -55,6 +61,7 @@ class TunableKernel:
     call: Callable[[ShapeClass, Any], Call]
     default_of_units: Callable[[Target, ShapeClass, int], Default] | None = None
     launch_only: frozenset[str] = frozenset()
+    why_never: Callable[[Target, ShapeClass, int | None], str] = _is_launched
 
     def default_on(self, target: Target, shape: ShapeClass, device: DeviceSpec) -> Default:
         """What is launched on a device: `default`, or what its multiprocessors decide."""

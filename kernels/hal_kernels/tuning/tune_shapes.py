@@ -23,17 +23,26 @@ Classes = list[tuple[TunableKernel, ShapeClass]]
 
 
 def named_classes(
-    kernels: Sequence[TunableKernel], texts: Sequence[str], target: Target
+    kernels: Sequence[TunableKernel],
+    texts: Sequence[str],
+    target: Target,
+    units: int | None = None,
 ) -> Classes:
-    """Each text as a class of each kernel. Raises UsageError for a text that is none."""
-    return [(kernel, _named(kernel, text, target)) for kernel in kernels for text in texts]
+    """Each text as a class of each kernel. units: multiprocessors of the device, 0 where they are
+    not known; None where no device is meant. Raises UsageError for a text that is none, or of a
+    class that no launch asks for."""
+    return [(kernel, _named(kernel, text, target, units)) for kernel in kernels for text in texts]
 
 
-def _named(kernel: TunableKernel, text: str, target: Target) -> ShapeClass:
+def _named(
+    kernel: TunableKernel, text: str, target: Target, units: int | None = None
+) -> ShapeClass:
     dtypes = tuple(kernel.dtypes(target))
     try:
         shape = parse_shape(text, size_names=kernel.size_names, forms=kernel.forms, dtypes=dtypes)
         _check_is_compiled(kernel, shape, target)
+        if why := kernel.why_never(target, shape, units):
+            raise ValueError(why)
         return shape
     except ValueError as error:
         example = ",".join(f"{name}=4096" for name in kernel.size_names)

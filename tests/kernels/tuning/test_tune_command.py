@@ -133,6 +133,27 @@ def test_what_cannot_be_tuned_is_refused(hal: Hal, arguments: tuple[str, ...], t
         hal(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shape", "told"),
+    [
+        ("gemm.split_k", "form=w4g32,n=96,k=4096,rows=512", "rows up to 16"),
+        ("gemm.split_k", "form=w4g32,n=96,k=512,rows=16", "k of 2048 or more"),
+        ("gemm.split_k", "form=w4g128,n=96,k=4000,rows=16", "k as a multiple of 128"),
+        ("gemm.split_k", "form=w8-gated,n=97,k=4096,rows=16", "an even n"),
+        ("gemm.split_k", "form=w8,n=200000,k=4096,rows=16", "K stays whole"),
+        ("gemm.weight_only", "form=w4g64,n=96,k=4000,rows=16", "k as a multiple of 64"),
+        ("gemm.fp8_weight_only", "form=g128-gated,n=97,k=4000,rows=16", "an even n"),
+        ("gemm.dense", "form=gated,n=97,k=4000,rows=16", "an even n"),
+    ],
+)
+def test_a_class_that_no_launch_is_of_is_refused_before_the_work(
+    hal: Hal, data_home: Path, kernel: str, shape: str, told: str
+) -> None:
+    with pytest.raises(HalError, match=re.escape(told)):
+        hal("--kernel", kernel, "--shape", f"dtype=bfloat16,{shape}", *DEVICE)
+    assert not [*data_home.rglob("*.json")]
+
+
 def test_a_store_that_cannot_be_written_is_named(hal: Hal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HalError, match="can be written"):
