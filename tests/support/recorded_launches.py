@@ -4,7 +4,7 @@ for: whether what limits judge is what runs."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,9 @@ import pytest
 from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.aot.targets import find_target
 from hal_kernels.aot.variant import KernelVariant
+
+# Launched without, what the compiled variant has more to do with: it stands for both.
+STANDS_FOR_LESS = {"CLAMP": 0.0, "OUT_UE8M0": False, "HAS_BIAS": False, "HAS_SINKS": False}
 
 
 class Launches:
@@ -47,3 +50,25 @@ def compiled(kernel: str, arch: str, dtype: str, config: str) -> KernelVariant:
         if (variant.dtype, variant.config) == (dtype, config):
             return variant
     raise AssertionError(f"{kernel}: no variant {config} of {dtype} on {arch}")
+
+
+def assert_compiled(launched: Mapping[str, Any], variant: KernelVariant, *names: str) -> None:
+    """Every constant of `names` (all, if none are given) and the launch options are compiled."""
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    for name in names or variant.constants:
+        got, want = launched[name], variant.constants[name]
+        if name == "CLAMP":  # its value is any
+            got = want if got else 0.0
+        if name == "EPILOGUE" and variant.constants.get("HAS_BIAS"):
+            got = got or (want if want == 1 else 0)  # an activation behind a bias stands for none
+        assert got == want or (name in STANDS_FOR_LESS and got == STANDS_FOR_LESS[name]), name
+    for name, want in options.items():
+        assert launched.get(name, want) == want, name
+
+
+def assert_types(launched: Mapping[str, Any], variant: KernelVariant, *unused: str) -> None:
+    """Every tensor is of the compiled type, but those that a launch has no use for."""
+    for name, want in variant.pointers.items():
+        if name not in unused:
+            found = str(launched[name].dtype).removeprefix("torch.").replace("float8", "fp8")
+            assert found == want, name

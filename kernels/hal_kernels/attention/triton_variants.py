@@ -116,7 +116,7 @@ def decode_tiles(
     # The registers of many rows are few: a step that is wider or further ahead spills.
     warps = 8 if rows > (32 if is_cdna and head_dim <= 64 else DECODE_ROWS[0]) else 4
     if is_fp8:
-        warps = _FP8_DECODE_WARPS.get((target.arch, head_dim, rows), warps)
+        warps = _FP8_DECODE_WARPS.get((target.arch, padded_head(head_dim), rows), warps)
     return {"BLOCK_N": keys, "num_warps": warps, "num_stages": stages}
 
 

@@ -39,7 +39,9 @@ def bind(
 
     Rows of q that belong to no sequence keep whatever was in the memory of the result.
     """
-    kv_format = _PACKED if _PACKED in (request.window_format, request.main_format) else "bf16"
+    # Without entries the format of their rows says nothing, and what is judged is the window's.
+    main_format = request.main_format if request.compress_ratio else request.window_format
+    kv_format = _PACKED if _PACKED in (request.window_format, main_format) else "bf16"
     is_v41 = request.window_format == "v41_528"
     target = target_of(device)
     options = packed_tiles(target) if is_v41 else tiles(target, kv_format, HEADS_TOGETHER)
@@ -63,10 +65,10 @@ def bind(
     }
     default, tuned = chosen(options), tuned_rows(shape_of(request, device), device)
     if is_v41:
-        constants["MAIN_IS_FP4"] = request.main_format == "fp4_288"
+        constants["MAIN_IS_FP4"] = main_format == "fp4_288"
     else:
         constants["WINDOW_IS_PACKED"] = request.window_format == _PACKED
-        constants["MAIN_IS_PACKED"] = request.main_format == _PACKED
+        constants["MAIN_IS_PACKED"] = main_format == _PACKED
     merge = {
         "WIDTH": dim,
         "BLOCK_L": max(16, triton.next_power_of_2(dim)),

@@ -1,4 +1,4 @@
-"""What limits judge is what is launched: the constants, tiles and types of the compiled variant."""
+"""What limits judge is what is launched, of products: constants, tiles and types of the variant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import hal_kernels.attention.triton as attention
 import hal_kernels.fused_gemm.triton as fused
 import hal_kernels.gemm.triton as products
 import hal_kernels.gemm.triton_quantised as quantised
@@ -20,45 +19,18 @@ import hal_kernels.gemm.triton_stream_k as stream_k
 from gpu_devices import gpu
 from hal.device import DeviceSpec
 from hal.errors import RequestError
-from hal.ops.attention import AttentionMetadata, AttentionRequest
 from hal.ops.formats import FORMATS, QuantizedWeight, quantize_weight
 from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason
 from hal_kernels.aot.variant import KernelVariant
-from hal_kernels.attention import triton_limits as attention_limits
-from hal_kernels.attention.triton_tuning import TUNABLE, shape_of
 from hal_kernels.fused_gemm import triton_limits as fused_limits
 from hal_kernels.gemm import triton_limits as gemm_limits
-from hal_kernels.gemm.triton import target_of
-from recorded_launches import compiled, recorded
+from recorded_launches import assert_compiled, assert_types, compiled, recorded
 
 ARCHES = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
-# Launched without, what the compiled variant has more to do with: it stands for both.
-STANDS_FOR_LESS = {"CLAMP": 0.0, "OUT_UE8M0": False, "HAS_BIAS": False, "HAS_SINKS": False}
 N = 256
-
-
-def assert_compiled(launched: Mapping[str, Any], variant: KernelVariant, *names: str) -> None:
-    """Every constant of `names` (all, if none are given) and the launch options are compiled."""
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    for name in names or variant.constants:
-        got, want = launched[name], variant.constants[name]
-        if name == "CLAMP":  # its value is any
-            got = want if got else 0.0
-        if name == "EPILOGUE" and variant.constants.get("HAS_BIAS"):
-            got = got or (want if want == 1 else 0)  # an activation behind a bias stands for none
-        assert got == want or (name in STANDS_FOR_LESS and got == STANDS_FOR_LESS[name]), name
-    for name, want in options.items():
-        assert launched.get(name, want) == want, name
-
-
-def assert_types(launched: Mapping[str, Any], variant: KernelVariant, *unused: str) -> None:
-    for name, want in variant.pointers.items():
-        if name not in unused:
-            found = str(launched[name].dtype).removeprefix("torch.").replace("float8", "fp8")
-            assert found == want, name
 
 
 def fused_requests() -> Iterator[FusedGemmRequest]:
@@ -380,76 +352,3 @@ def test_rows_rounded_in_another_way_are_told_the_right_one() -> None:
         kernel((values, torch.ones(2, 8)))
     with pytest.raises(ValueError, match="groups of 32, or pass x as it is"):
         kernel((values, torch.ones(2, 4)))
-
-
-def attention_requests() -> Iterator[AttentionRequest]:
-    sizes = ((32, 32), (64, 64), (64, 128), (96, 64), (128, 128), (256, 256))
-    for phase, dtype, (dim, v_dim), window, has_sinks, softcap in itertools.product(
-        ("prefill", "decode"), ("bfloat16", "float16"), sizes, (0, 100), (False, True), (0.0, 30.0)
-    ):
-        yield AttentionRequest(
-            phase=phase, num_heads=8, num_kv_heads=2, head_dim=dim, v_head_dim=v_dim,  # type: ignore[arg-type]
-            block_size=16, dtype=dtype, kv_dtype=dtype, window=window, has_sinks=has_sinks,
-            softcap=softcap, tokens=TokenRange(1, 4),
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("arch", ARCHES)
-def test_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = {phase: f"_attention_{phase}_kernel" for phase in ("prefill", "decode")}
-    found = recorded(monkeypatch, (attention,), *functions.values(), "_attention_merge_kernel")
-    device, accepted = gpu(arch), 0
-    judged: list[tuple[str, str]] = []
-
-    def judge(kernel: str, device: Any, *, config: str, **asked: Any) -> list[Reason]:
-        judged.append((kernel, config))
-        return reasons(kernel, device, config=config, **asked)
-
-    reasons: Any = attention_limits.evidence_reasons
-    monkeypatch.setattr(attention_limits, "evidence_reasons", judge)
-    for request in attention_requests():
-        judged.clear()
-        if attention_limits.not_supported_reasons(request, device):
-            continue
-        accepted += 1
-        (kernel, config), *merging = judged
-        dtype = getattr(torch, request.dtype)
-        sinks = torch.zeros(8, dtype=dtype) if request.has_sinks else None
-        starts, lengths = torch.tensor([0, 1]).int(), torch.tensor([1]).int()
-        meta = AttentionMetadata(starts, lengths, torch.zeros(1, 1).int(), 1, 1)
-        caches = [torch.zeros(1, 16, 2, d) for d in (request.head_dim, request.v_head_dim)]
-        attention.bind(request, device, scale=1.0, sinks=sinks)(
-            torch.zeros(1, 8 * request.head_dim, dtype=dtype), *(c.to(dtype) for c in caches), meta
-        )
-        (launched,) = found[functions[request.phase]]
-        check_attention(launched, compiled(kernel, arch, request.dtype, config), request)
-        assert len(merging) == len(found["_attention_merge_kernel"]) == (request.phase == "decode")
-        for (kernel, of_merge), merged in zip(
-            merging, found["_attention_merge_kernel"], strict=True
-        ):
-            variant = compiled(kernel, arch, request.dtype, of_merge)
-            assert_compiled(merged, variant, "HAS_SINKS")
-            assert_types(merged, variant, *(() if request.has_sinks else ("sinks_H_ptr",)))
-            assert merged["BLOCK_DV"] <= variant.constants["BLOCK_DV"]
-        shape = shape_of(request, device)
-        assert shape is not None
-        (tunable,) = (t for t in TUNABLE if t.kernel == shape[0])
-        default = tunable.default(target_of(device), shape[1])
-        assert default.config == config
-        assert all(launched[name] == value for name, value in default.configuration.items())
-        for launches in found.values():
-            launches.clear()
-    assert accepted > 20
-
-
-def check_attention(
-    launched: Mapping[str, Any], variant: KernelVariant, request: AttentionRequest
-) -> None:
-    tiles = [n for n in variant.constants if n in ("BLOCK_M", "BLOCK_N", "SPLIT", "IS_CAUSAL")]
-    assert_compiled(launched, variant, *tiles)
-    unused = () if request.has_sinks else ("sinks_H_ptr",)
-    assert_types(launched, variant, *unused)
-    for name in ("WINDOW", "SOFTCAP", "HAS_SINKS"):  # what is asked for is compiled
-        assert not launched.get(name) or variant.constants[name], name
-    for name in ("BLOCK_D", "BLOCK_DV"):
-        assert launched[name] <= variant.constants[name]

@@ -17,12 +17,8 @@ from hal.ops.attention import AttentionMetadata, AttentionRequest, reference
 from hal.ops.attention_projection import AttentionProjectionRequest
 from hal.ops.kv_write import KvWriteRequest
 from hal.reasons import ReasonKind
-from hal_kernels.aot.catalogue import CATALOGUE
-from hal_kernels.aot.limits import evidence_asked
-from hal_kernels.aot.targets import TARGETS
-from hal_kernels.attention.triton_limits import not_supported_reasons, rows_of
+from hal_kernels.attention.triton_limits import not_supported_reasons
 from hal_kernels.attention.triton_tuning import shape_of
-from hal_kernels.attention.triton_variants import decode_tiles, tiles_of_form
 from hal_kernels.kv_write.cache_dtypes import fp8_of
 from kernel_errors import assert_exact
 
@@ -148,26 +144,6 @@ def test_what_is_offered(phase: str, arch: str, kv_dtype: str, *, is_served: boo
     request = request_of(arch, phase, kv_dtype=kv_dtype)
     reasons = not_supported_reasons(request, gpu(arch))
     assert [r.kind for r in reasons] == ([] if is_served else [ReasonKind.MISSING])
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
-@pytest.mark.parametrize("fields", [{}, {"window": 64}, {"num_heads": 80}], ids=str)
-def test_what_is_judged_is_what_is_launched(target: Any, fields: dict[str, Any]) -> None:
-    for phase in ("prefill", "decode"):
-        request = request_of(target.arch, phase, has_kv_scales=True, **fields)
-        asked = evidence_asked(not_supported_reasons, request, gpu(target.arch))[0]
-        assert asked.config.endswith("-fp8")
-        variants = {(v.dtype, v.config): v for v in CATALOGUE[asked.kernel].variants(target)}
-        variant = variants[asked.dtype, asked.config]
-        cached = {"uint8", target.fp8_dtype}
-        assert variant.pointers["k_NPKD_ptr"] in cached
-        form = "window-sinks" if request.window else "plain"
-        tiles = tiles_of_form(target, 64, form, is_fp8=True)
-        if phase == "decode":
-            tiles = decode_tiles(target, 64, rows_of(request), is_fp8=True)
-        launched = (tiles["BLOCK_N"], tiles["num_warps"], tiles["num_stages"])
-        compiled = (variant.constants["BLOCK_N"], variant.num_warps, variant.num_stages)
-        assert launched == compiled
 
 
 def test_many_heads_in_other_forms_are_refused() -> None:
