@@ -1,4 +1,5 @@
-"""Why a kernel has nothing to be tuned: of each that multiplies its own reason, of the others one.
+"""Why a kernel has nothing to be tuned: of each that multiplies its own reason, of the others
+one for those that read in tiles, one for those that add up parts, one for the rest.
 
 Free of torch and triton.
 """
@@ -39,12 +40,57 @@ FIXED: Mapping[str, str] = MappingProxyType(
 )
 """Kernel that ends in matrix instructions -> why nothing of it is chosen by a tuning."""
 
-BY_ROWS = (
-    "it multiplies nothing by a matrix unit: it reads its rows once, in blocks as wide as they are"
+_NO_UNIT = "it multiplies nothing by a matrix unit: "
+BY_SIZES = (
+    f"{_NO_UNIT}its blocks follow from the sizes of what it reads and writes, or are constants of "
+    "the kernel; no others are tried"
+)
+BY_TILES = (
+    f"{_NO_UNIT}it goes through rows or lists in tiles, some of them more than once; one width of "
+    "a tile follows from their sizes or is a constant of the kernel, and no other is tried"
+)
+BY_PARTS = (
+    f"{_NO_UNIT}it adds up parts, as many as the kernel before it has stored, in blocks that "
+    "follow from that kernel's tiles or from the width of the result; no others are tried"
+)
+_TILED = frozenset(
+    {
+        "collective.all_reduce_norm_looped",
+        "engram.mix",
+        "hyper_connection.collapse",
+        "index_selection.mark",
+        "index_selection.merge",
+        "index_top_k.radix",
+        "kv_compressor.pool",
+        "layer_norm.looped",
+        "moe_dispatch.places",
+        "norm.rms_looped",
+        "norm_quantize.looped",
+        "quantize.looped",
+        "rope.rotate",
+        "sampling.top_k_top_p",
+    }
+)
+_OF_PARTS = frozenset(
+    {
+        "attention.merge",
+        "attention_projection.sum",
+        "compressed_attention.merge",
+        "fused_gemm.split_k_sum",
+        "gemm.split_k_sum",
+        "gemm.stream_k_fix_up",
+        "grouped_gemm.split_k_sum",
+        "mla_attention.merge",
+        "nsa_attention.merge",
+    }
 )
 
 
 def why_fixed(kernel: str) -> str:
     """The reason of a kernel of the catalogue that cannot be tuned. Raises KeyError for one that
     multiplies and has no reason: it is to be tunable, or to be named here."""
-    return FIXED[kernel] if CATALOGUE[kernel].uses_matrix_unit else BY_ROWS
+    if CATALOGUE[kernel].uses_matrix_unit:
+        return FIXED[kernel]
+    if kernel in _TILED:
+        return BY_TILES
+    return BY_PARTS if kernel in _OF_PARTS else BY_SIZES
