@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,9 @@ from hal_kernels.gemm.packed_int4 import (
     int4_from_gptq,
 )
 
-_AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
+# AWQ's kernel takes two halves of a word at once (mask 0x000f000f): nibbles i and i + 4 are columns
+# 2 i and 2 i + 1.
+_AWQ = sorted(range(8), key=lambda column: column // 2 + 4 * (column % 2))
 
 
 def packed(values: np.ndarray, order: list[int] | None = None) -> torch.Tensor:
@@ -74,15 +78,20 @@ def test_compressed_tensors_without_zeros(group: int, dtype: torch.dtype) -> Non
     one = Drawn(20, 256, group)
     scale = one.scale.to(dtype)
     exact = (one.q - 8) * np.repeat(scale.double().numpy(), group, axis=1)
-    weight = int4_from_compressed_tensors(packed(one.q), scale)
-    assert weight.scale.dtype == torch.float16
-    assert_holds(weight, torch.from_numpy(exact), f"int4_g{group}")
+    in_order = torch.arange(256) // group
+    for index in (None, in_order.int(), torch.full((256,), -1)):
+        weight = int4_from_compressed_tensors(
+            packed(one.q), scale, weight_shape=torch.tensor([20, 256]), weight_g_idx=index
+        )
+        assert weight.scale.dtype == torch.float16
+        assert_holds(weight, torch.from_numpy(exact), f"int4_g{group}")
 
 
 def test_compressed_tensors_with_zeros_of_a_filled_word() -> None:
     one = Drawn(20, 256, 128)
     filled = np.concatenate((one.zero, np.zeros((4, 2), dtype=int)))
-    weight = int4_from_compressed_tensors(packed(one.q), one.scale, packed(filled.T).T.contiguous())
+    zeros = packed(filled.T).T.contiguous()
+    weight = int4_from_compressed_tensors(packed(one.q), one.scale, zeros, weight_shape=(20, 256))
     assert_holds(weight, one.exact, "int4_g128_zero")
 
 
@@ -122,3 +131,44 @@ def test_what_would_lose_something_is_refused() -> None:
         int4_from_gptq(words.long(), zeros, scale)
     with pytest.raises(ValueError, match=r"required zero points \[8, 2\]"):
         int4_from_gptq(words, zeros[:1], scale)
+
+
+def test_eight_bits_and_groups_out_of_order_are_no_weight_of_compressed_tensors() -> None:
+    words = torch.randint(-(2**31), 2**31 - 1, (8, 32), dtype=torch.int32)
+    with pytest.raises(ValueError, match="shape or number of bits"):  # K of 128, groups of 32
+        int4_from_compressed_tensors(words, torch.rand(8, 4).half(), weight_shape=(8, 128))
+    scale = torch.rand(8, 4).half()
+    mixed = torch.randperm(256) // 64
+    with pytest.raises(ValueError, match="actorder"):
+        int4_from_compressed_tensors(words, scale, weight_shape=(8, 256), weight_g_idx=mixed)
+    zeros = torch.zeros(2, 4, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"required weight_zero_point \[1, 4\]"):
+        int4_from_compressed_tensors(words, scale, zeros, weight_shape=(8, 256))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("make", [int4_from_gptq, int4_from_awq])
+def test_vectors_are_refused(make: Callable[..., QuantizedWeight], which: int) -> None:
+    shapes = {int4_from_gptq: [(16, 8), (2, 1)], int4_from_awq: [(128, 1), (2, 1)]}[make]
+    tensors = [torch.zeros(shape, dtype=torch.int32) for shape in shapes] + [torch.ones(2, 8)]
+    assert make(*tensors).shape == (8, 128)
+    tensors[which] = tensors[which].flatten()
+    with pytest.raises(ValueError, match="matrix"):
+        make(*tensors)
+
+
+def test_a_vector_of_scales_is_refused() -> None:
+    words = torch.zeros(8, 16, dtype=torch.int32)
+    with pytest.raises(ValueError, match="matrix"):
+        int4_from_compressed_tensors(words, torch.ones(8), weight_shape=(8, 128))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scales_are_finite_numbers(value: float) -> None:
+    words, scale = torch.zeros(8, 16, dtype=torch.int32), torch.ones(8, 2)
+    scale[3, 1] = value
+    with pytest.raises(ValueError, match="finite scales"):
+        int4_from_compressed_tensors(words, scale.half(), weight_shape=(8, 128))
+    whole = torch.ones(8, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="float16, bfloat16 or float32"):
+        int4_from_compressed_tensors(words, whole, weight_shape=(8, 128))
