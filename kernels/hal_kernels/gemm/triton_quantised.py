@@ -10,14 +10,15 @@ import torch
 
 from hal.device import DeviceSpec
 from hal.errors import BindingError
-from hal.ops.formats import QuantizedWeight
+from hal.ops.formats import QuantizedWeight, torch_dtype
 from hal.ops.fused_gemm import FusedGemmRequest
 from hal.ops.gemm import GemmRequest
 from hal.ops.low_precision import decode_scale, encode_ue8m0
+from hal.ops.weight_formats import WeightFormat
 from hal_kernels.aot.targets import Target
 from hal_kernels.gemm.triton_kernels import _gemm_fp8_block_kernel, _gemm_mxfp8_kernel
 from hal_kernels.gemm.triton_limits import form_of_weight, fp8_dtype, size_of, wide_suffix
-from hal_kernels.gemm.triton_results import Epilogue, Rows, eight_bits
+from hal_kernels.gemm.triton_results import Epilogue, Rows, eight_bits, wide_rows
 from hal_kernels.gemm.triton_split_k import SplitK, bind_split_k
 from hal_kernels.gemm.triton_tiles import grid_of, target_of
 from hal_kernels.gemm.triton_tuning import whole_shape_of
@@ -77,18 +78,14 @@ def bind_quantised(
 
 def _bind_fp8_block(site: _Site, fp8: str) -> Product:
     form = site.weight.format
-    group, activation = int(form.group_size or 0), site.request.weight_format.activation
+    group, is_ue8m0 = int(form.group_size or 0), rounds_to_ue8m0(site.request.weight_format)
     data, scale = site.weight.data.contiguous(), decode_scale(site.weight.scale, form.scale_dtype)
     if fp8 == "fp8_e4m3fnuz":
         data, scale = as_fnuz(data), scale * 2.0
-    quantize = bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=False)
-    if "ue8m0" in activation or activation.startswith("mxfp8"):
-        quantize = with_decoded_scales(group, fp8)
+    quantize = bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=is_ue8m0)
 
     def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        values, x_scale = rounded_rows(x, quantize, fp8, group)
-        is_code = x_scale.dtype == torch.uint8
-        return values, decode_scale(x_scale, "ue8m0") if is_code else x_scale
+        return rounded_rows(x, quantize, fp8, group)
 
     stem = f"g{group}{wide_suffix(site.request)}"
     table = configurations("gemm_fp8_block", site.target)
@@ -98,19 +95,17 @@ def _bind_fp8_block(site: _Site, fp8: str) -> Product:
 
 def _bind_widened(site: _Site) -> Product:
     """For a matrix unit without FP8. Raises BindingError for a weight that holds a NaN."""
-    form, activation = site.weight.format, site.request.weight_format.activation
+    form, is_ue8m0 = site.weight.format, rounds_to_ue8m0(site.request.weight_format)
     group, bits = int(form.group_size or 0), site.weight.data.contiguous().view(torch.uint8)
-    _check_numbers(site.request, bits)
+    check_numbers(bits, op=site.request.label)
     scale = decode_scale(site.weight.scale, form.scale_dtype).contiguous()
-    is_ue8m0 = "ue8m0" in activation or activation.startswith("mxfp8")
     quantize = bind_quantize_rows(
         site.target.arch, group=group, out_dtype="fp8_e4m3fn", is_ue8m0=is_ue8m0
     )
 
     def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         values, x_scale = rounded_rows(x, quantize, "fp8_e4m3fn", group)
-        is_code = x_scale.dtype == torch.uint8
-        return values.view(torch.uint8), decode_scale(x_scale, "ue8m0") if is_code else x_scale
+        return values.view(torch.uint8), x_scale
 
     is_wide = bool(wide_suffix(site.request))
     tiles = {
@@ -126,13 +121,7 @@ def _bind_mxfp8(site: _Site) -> Product:
     quantize = bind_quantize_groups(group=32, out_dtype="fp8_e4m3fn", is_ue8m0=True)
 
     def rounded(x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        values, codes = rounded_rows(x, quantize, "fp8_e4m3fn", 32)
-        if codes.dtype != torch.uint8:
-            raise ValueError(
-                f"gemm: required scales as ue8m0 codes (uint8), found {codes.dtype}; round x "
-                "with scales in ue8m0, or pass it as it is"
-            )
-        return values, codes
+        return rounded_rows(x, quantize, "fp8_e4m3fn", 32, reads_codes=True)
 
     stem = f"weight32{wide_suffix(site.request)}"
     found = _by_size(configurations("gemm_mxfp8", site.target), stem)
@@ -178,34 +167,51 @@ def _bind_two_fp8(
 
 
 def rounded_rows(
-    x: Rows, quantize: Quantizer, fp8: str, group: int, *, op: str = "gemm"
+    x: Rows,
+    quantize: Quantizer,
+    fp8: str,
+    group: int,
+    *,
+    reads_codes: bool = False,
+    op: str = "gemm",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and scales of x, rounded here unless it comes rounded. Raises ValueError for values of
-    another type, or scales that are not one a row and group."""
-    if isinstance(x, torch.Tensor):
-        return quantize(x)
-    values, scale = x
+    """Values and scales of x as `rounded_pair` has them, rounded here unless it comes rounded."""
+    pair = quantize(x) if isinstance(x, torch.Tensor) else x
+    return rounded_pair(pair, fp8, group, reads_codes=reads_codes, op=op)
+
+
+def rounded_pair(
+    pair: tuple[torch.Tensor, torch.Tensor],
+    fp8: str,
+    group: int,
+    *,
+    reads_codes: bool = False,
+    op: str = "gemm",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rounded rows as a kernel reads them: values [M, K] in fp8, scales [M, K / group].
+
+    Scales are float32, or uint8 codes of ue8m0 for a kernel that reads_codes; to another one codes
+    are given decoded. Raises ValueError for values of another type, or scales that are not one a
+    row and group, or of another dtype.
+    """
+    values, scale = pair
     groups = (values.shape[0], -(-values.shape[1] // group))
-    if values.dtype != eight_bits(fp8) or scale.shape != groups:
+    read = (torch.uint8,) if reads_codes else (torch.float32, torch.uint8)
+    if values.dtype != eight_bits(fp8) or scale.shape != groups or scale.dtype not in read:
+        kinds = "ue8m0 codes (uint8)" if reads_codes else "float32 or ue8m0 codes (uint8)"
         raise ValueError(
-            f"{op}: required rounded rows in {fp8} with scales {list(groups)}, "
-            f"found {values.dtype} with scales {list(scale.shape)}; round them with the op "
-            f"quantize, out_dtype {fp8} and groups of {group}, or pass x as it is"
+            f"{op}: required rounded rows in {fp8} with scales {list(groups)} in {kinds}, "
+            f"found {values.dtype} with scales {list(scale.shape)} in {scale.dtype}; round them "
+            f"with the op quantize, out_dtype {fp8}, groups of {group} and scales in "
+            f"{'ue8m0' if reads_codes else 'float32 or ue8m0'}, or pass x as it is"
         )
-    return values, scale
+    is_decoded = scale.dtype == torch.uint8 and not reads_codes
+    return values, decode_scale(scale, "ue8m0") if is_decoded else scale
 
 
-def with_decoded_scales(
-    group: int, fp8: str
-) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Scales rounded to powers of two, given as float32 to a kernel that multiplies by them."""
-    quantize = bind_quantize_groups(group=group, out_dtype=fp8, is_ue8m0=True)
-
-    def kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, codes = quantize(x)
-        return values, decode_scale(codes, "ue8m0")
-
-    return kernel
+def rounds_to_ue8m0(form: WeightFormat) -> bool:
+    """Whether the scales of a format's rounded rows are powers of two."""
+    return "ue8m0" in form.activation or form.activation.startswith("mxfp8")
 
 
 def as_fnuz(data: torch.Tensor) -> torch.Tensor:
@@ -220,11 +226,13 @@ def _bind_weight_only(site: _Site, kernel: str) -> Product:
     data, scale, name = weight.data.contiguous(), weight.scale, form_of_weight(request, kernel)
     if kernel == "gemm.fp8_weight_only":
         data, scale = data.view(torch.uint8), decode_scale(scale, weight.format.scale_dtype)
-        _check_numbers(request, data)
+        check_numbers(data, op=request.label)
     scale = scale.reshape(scale.shape[0], -1).contiguous()
     minimum = scale if weight.minimum is None else weight.minimum.contiguous()
-    if weight.format.element == "int" and weight.format.group_size:
-        scale, minimum = (_in_float16(request, one) for one in (scale, minimum))
+    if weight.format.element == "int":
+        scale, minimum = (
+            as_compiled(one, weight.format, op=request.label) for one in (scale, minimum)
+        )
     after, features = Epilogue(request), request.out_features
     is_gated = request.epilogue == "silu_gated"
     tiles = {
@@ -234,7 +242,8 @@ def _bind_weight_only(site: _Site, kernel: str) -> Product:
     form = {**form_constants(name), **after.constants, "HAS_BIAS": site.bias is not None}
     bias = scale if site.bias is None else site.bias
 
-    def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> Rows:
+    def product(x: Rows, residual: torch.Tensor | None = None) -> Rows:
+        x = wide_rows(x, op=request.label)
         rows = x.shape[0]
         result = after.result(rows, x.device, residual)
         if split is not None and split.covers(rows):
@@ -250,25 +259,27 @@ def _bind_weight_only(site: _Site, kernel: str) -> Product:
     return product
 
 
-def _in_float16(request: GemmRequest, values: torch.Tensor) -> torch.Tensor:
-    """Scales of groups as the compiled code reads them. Raises BindingError where float16 does not
-    hold them exactly: those of a bfloat16 checkpoint below 2**-17 or above 65,504."""
-    found = values.to(torch.float16)
-    if not torch.equal(found.to(values.dtype), values):
+def as_compiled(values: torch.Tensor, form: WeightFormat, *, op: str) -> torch.Tensor:
+    """Scales or minima of an integer weight in the dtype that code was compiled for: float16 of
+    groups, float32 of rows. Raises BindingError where that does not hold them exactly: float16
+    those of a bfloat16 checkpoint below 2**-17 or above 65,504."""
+    name = "float16" if form.group_size else "float32"
+    found = values.to(torch_dtype(name))
+    if not bool(((found.to(values.dtype) == values) | values.isnan()).all()):
         raise BindingError(
-            f"Triton product for {request.label}",
-            "scales of groups that float16 holds exactly",
+            f"Triton product for {op}",
+            f"scales of {'groups' if form.group_size else 'rows'} that {name} holds exactly",
             f"others among those in {values.dtype}",
-            "quantise the weight with scales in float16",
+            f"quantise the weight with scales in {name}",
         )
     return found
 
 
-def _check_numbers(request: GemmRequest, bits: torch.Tensor) -> None:
+def check_numbers(bits: torch.Tensor, *, op: str) -> None:
     """Raises BindingError for a NaN among e4m3 codes, which the kernel would read as a number."""
     if bool((bits & 0x7F == 0x7F).any()):
         raise BindingError(
-            f"Triton product for {request.label}",
+            f"Triton product for {op}",
             "FP8 weights that are numbers",
             "NaN among them",
             "load another checkpoint",

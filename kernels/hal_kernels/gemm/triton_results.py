@@ -96,6 +96,16 @@ class Epilogue:
         return Result(y, scale, y if residual is None else residual)
 
 
+def wide_rows(x: Rows, *, op: str) -> torch.Tensor:
+    """x of a product whose rows stay as they are. Raises ValueError for rounded rows."""
+    if isinstance(x, torch.Tensor):
+        return x
+    raise ValueError(
+        f"{op}: required rows [M, K] as they are, which this product does not round, found "
+        "values and scales; pass x before it is rounded"
+    )
+
+
 def eight_bits(name: str) -> torch.dtype:
     """The torch dtype of "fp8_e4m3fn" or "fp8_e4m3fnuz"."""
     dtype: torch.dtype = getattr(torch, name.replace("fp8", "float8"))

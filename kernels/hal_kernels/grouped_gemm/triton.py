@@ -12,14 +12,22 @@ from hal.device import DeviceSpec
 from hal.errors import BindingError
 from hal.ops.formats import QuantizedWeight, torch_dtype
 from hal.ops.gemm import GroupedGemmRequest
-from hal.ops.low_precision import decode_scale
+from hal.ops.low_precision import decode_scale, dequantize_groups
 from hal.reasons import Reason
-from hal_kernels.gemm.triton_quantised import as_fnuz, rounded_rows
-from hal_kernels.gemm.triton_results import Rows
+from hal_kernels.gemm.triton_quantised import (
+    as_compiled,
+    as_fnuz,
+    check_numbers,
+    rounded_pair,
+    rounded_rows,
+    rounds_to_ue8m0,
+)
+from hal_kernels.gemm.triton_results import Rows, wide_rows
 from hal_kernels.gemm.triton_tiles import target_of
 from hal_kernels.gemm.triton_variants import WIDENED_UNITS
 from hal_kernels.grouped_gemm.integer_kernels import _grouped_gemm_integer_kernel
 from hal_kernels.grouped_gemm.integer_variants import INTEGER_FORMS, integer_tiles
+from hal_kernels.grouped_gemm.round_variants import GROUP
 from hal_kernels.grouped_gemm.triton_kernels import (
     _grouped_gemm_fp8_kernel,
     _grouped_gemm_kernel,
@@ -37,7 +45,7 @@ from hal_kernels.grouped_gemm.widened_variants import widened_expert_tiles
 from hal_kernels.quantize.triton import bind_quantize_groups, bind_quantize_rows
 from hal_kernels.tuning.store import tuned_rows
 
-GroupedProduct = Callable[[Any, torch.Tensor], torch.Tensor]  # of rows, rounded or not
+GroupedProduct = Callable[[Rows, torch.Tensor], torch.Tensor]
 
 
 def bind(
@@ -49,7 +57,8 @@ def bind(
     """kernel(x[M, K] sorted by expert, expert_offsets int64 [E+1]) -> y[M, N].
 
     A product of FP8 operands rounds its rows, or takes what the op quantize made of them: values
-    and scales. Rows that stay in 16 bits are taken as they are.
+    and scales. Rows that stay in 16 bits are taken as they are; a call with others of these two
+    is a ValueError.
     K is cut for few rows where `triton_limits` says so, but not while configurations are measured.
     Raises BindingError for what `triton_limits` rejects.
     """
@@ -76,21 +85,27 @@ def bind(
     if choice.kernel == "grouped_gemm.weight_only":
         form = choice.config.split("-")[0]
         product = _bind_weight_only(request, device, data, scale, form, split)
-        return product if request.weight_format.activation == "float" else _rounded_before(product)
+        return (
+            product
+            if request.weight_format.activation == "float"
+            else _rounded_before(request, product)
+        )
     return _bind_fp8(request, device, data, scale, choice.dtype, split)
 
 
-def _rounded_before(product: GroupedProduct) -> GroupedProduct:
-    """A product of rows that are rounded to MXFP8 first, and kept in 16 bits."""
-    rounded = bind_round_rows()
+def _rounded_before(request: GroupedGemmRequest, product: GroupedProduct) -> GroupedProduct:
+    """A product of rows that are rounded to MXFP8 first, and kept in 16 bits. Rows that come
+    rounded are widened, which is exact."""
+    rounded, dtype = bind_round_rows(), torch_dtype(request.dtype)
 
     def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(
-                "grouped_gemm: required rows in 16 bits, which this product rounds and keeps so, "
-                "found rounded rows; pass x as it is"
-            )
-        return product(rounded(x), expert_offsets)
+        if isinstance(x, torch.Tensor):
+            return product(rounded(x), expert_offsets)
+        values, codes = rounded_pair(x, "fp8_e4m3fn", GROUP, reads_codes=True, op=request.label)
+        wide = dequantize_groups(
+            values, codes, element="fp8_e4m3fn", scale_kind="ue8m0", dtype=dtype
+        )
+        return product(wide, expert_offsets)
 
     return kernel
 
@@ -140,7 +155,8 @@ def _bind_dense(
     packed, launch = weight.contiguous(), _launch(request, device, "dense")
     width = request.out_features
 
-    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        x = wide_rows(x, op=request.label)
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if split is not None and split.covers(x.shape[0]):
             split.launch((x, x), (packed, packed), expert_offsets, y)
@@ -177,16 +193,15 @@ def _bind_fp8(
     product: Any = _grouped_gemm_fp8_kernel
     if is_widened:
         product, data = _grouped_gemm_fp8_widened_kernel, data.view(torch.uint8)
-        _check_numbers(request, data)
-    is_power_of_two = "ue8m0" in form.activation or form.activation.startswith("mxfp8")
-    quantize = bind_quantize_rows(device.arch, group=group, out_dtype=fp8, is_ue8m0=is_power_of_two)
+        check_numbers(data, op=request.label)
+    quantize = bind_quantize_rows(
+        device.arch, group=group, out_dtype=fp8, is_ue8m0=rounds_to_ue8m0(form)
+    )
 
     def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
         rows, y = _rows_and_result(x, request, width)
         if rows:
             values, x_scale = rounded_rows(x, quantize, fp8, group, op=request.label)
-            if is_power_of_two:
-                x_scale = decode_scale(x_scale, "ue8m0")
             if split is not None and split.covers(rows):
                 split.launch((values, x_scale), (data, scale), expert_offsets, y)
                 return y
@@ -216,7 +231,7 @@ def _bind_mxfp4(
     def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
         rows, y = _rows_and_result(x, request, width)
         if rows:
-            values, codes = rounded_rows(x, quantize, fp8, 32, op=request.label)
+            values, codes = rounded_rows(x, quantize, fp8, 32, reads_codes=True, op=request.label)
             if split is not None and split.covers(rows):
                 split.launch((values, codes), (data, scale), expert_offsets, y)
                 return y
@@ -237,17 +252,6 @@ def _rows_and_result(x: Rows, request: GroupedGemmRequest, width: int) -> tuple[
     return shape[0], torch.empty(shape, dtype=dtype, device=values.device)
 
 
-def _check_numbers(request: GroupedGemmRequest, bits: torch.Tensor) -> None:
-    """Raises BindingError for a NaN among e4m3 codes, which the kernel would read as a number."""
-    if bool((bits & 0x7F == 0x7F).any()):
-        raise BindingError(
-            f"Triton product for {request.label}",
-            "FP8 weights that are numbers",
-            "NaN among them",
-            "load another checkpoint",
-        )
-
-
 def _bind_weight_only(
     request: GroupedGemmRequest,
     device: DeviceSpec,
@@ -261,9 +265,10 @@ def _bind_weight_only(
     if form == "g128":
         scale = decode_scale(scale, request.weight_format.scale_dtype)
     if form != "mxfp4":
-        _check_numbers(request, data)
+        check_numbers(data, op=request.label)
 
-    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        x = wide_rows(x, op=request.label)
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if split is not None and split.covers(x.shape[0]):
             split.launch((x, x), (data, scale), expert_offsets, y)
@@ -290,9 +295,15 @@ def _bind_integer(
     data, scale, minimum = weight
     experts = data.shape[0]
     # A scale of a row is a group of its own: [E, rows, groups].
-    scale, minimum = (t.reshape(experts, request.n, -1).contiguous() for t in (scale, minimum))
+    scale, minimum = (
+        as_compiled(t, request.weight_format, op=request.label)
+        .reshape(experts, request.n, -1)
+        .contiguous()
+        for t in (scale, minimum)
+    )
 
-    def kernel(x: torch.Tensor, expert_offsets: torch.Tensor) -> torch.Tensor:
+    def kernel(x: Rows, expert_offsets: torch.Tensor) -> torch.Tensor:
+        x = wide_rows(x, op=request.label)
         y = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
         if x.shape[0]:
             grid, config = launch(x.shape[0])

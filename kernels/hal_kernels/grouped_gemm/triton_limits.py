@@ -18,6 +18,10 @@ from hal_kernels.grouped_gemm.split_k_schedule import SplitSchedule, schedule_of
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS
 
 _WIDE = ("bfloat16", "float16")
+_SERVED = (
+    "dense, FP8 in blocks of 128 or 32 (32 with ue8m0 scales where the activations stay as they "
+    f"are), mxfp4, mxfp4_a8, or {', '.join(INTEGER_FORMATS)}"
+)
 
 
 def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoice | Reason:
@@ -58,8 +62,8 @@ def choose_kernel(request: GroupedGemmRequest, device: DeviceSpec) -> KernelChoi
             return KernelChoice(
                 "grouped_gemm.weight_only", request.dtype, f"{stored}-{size}{suffix}"
             )
-    wanted = "dense, FP8 blocks, MXFP4, or int8 or int4 with the activations as they are"
-    return not_written("grouped_gemm", "weight format", wanted, f"{form.name} ({form.activation})")
+    found = f"{form.name} ({form.activation})"
+    return not_written("grouped_gemm", "weight format", _SERVED, found)
 
 
 def _integer(request: GroupedGemmRequest, size: str) -> KernelChoice | Reason:

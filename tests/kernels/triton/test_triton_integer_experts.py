@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+import hal_kernels.gemm.triton as triton_gemm
+import hal_kernels.gemm.triton_quantised as triton_quantised
 import hal_kernels.grouped_gemm.triton as triton_grouped
 from absent_plans import profile
 from gpu_devices import gpu
+from hal.errors import BindingError
 from hal.ops.formats import FORMATS, QuantizedWeight
-from hal.ops.gemm import GroupedGemmRequest
+from hal.ops.gemm import GemmRequest, GroupedGemmRequest
 from hal.ops.request import TokenRange
 from hal.reasons import Reason, ReasonKind
 from hal_kernels.grouped_gemm.triton_limits import choose_kernel, not_supported_reasons
+from recorded_launches import recorded
 
 ROWS = [0, 1, 16, 17, 0, 3]  # per expert: none, one, a tile exactly, a tile and one
 CLAMP = 0.6  # well inside what the products reach
@@ -87,6 +91,48 @@ def test_integers_meet_rows_as_they_are(name: str, dtype: str, epilogue: str, cl
     assert kernel(x[:0], nothing).shape == (0, request.out_features)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("op", ["gemm", "grouped_gemm"])
+def test_scales_are_read_in_the_dtype_that_code_was_compiled_for(
+    op: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a bfloat16 checkpoint are converted where nothing is lost, or refused."""
+    n, k, form = 64, 128, FORMATS[name]
+    given = weight_of(name, n, k)
+    minimum = None if given.minimum is None else given.minimum.bfloat16()
+    weight = dataclasses.replace(given, scale=given.scale.bfloat16(), minimum=minimum)
+    dense = GemmRequest(n=n, k=k, dtype="bfloat16", weight_format=form)
+
+    def bound(one: QuantizedWeight) -> Any:
+        if op == "gemm":
+            return triton_gemm.bind(dense, gpu("sm_90"), weight=one)
+        experts = [one] * len(ROWS)
+        return triton_grouped.bind(request_of(name, n, k), gpu("sm_90"), weight=experts)
+
+    x, ends = torch.randn(6, k).bfloat16(), torch.arange(len(ROWS) + 1)
+    more = () if op == "gemm" else (ends,)
+    want = x.double() @ weight.dequantize().bfloat16().double().T
+    allowed = 2.0**-7 * want.abs() + 2.0**-7 * want.abs().amax()
+    assert ((bound(weight)(x, *more).double() - want).abs() <= allowed).all()
+    modules = {"gemm": triton_quantised, "grouped_gemm": triton_grouped}
+    kernel = {"gemm": "_gemm_weight_only_kernel", "grouped_gemm": "_grouped_gemm_integer_kernel"}
+    seen = recorded(monkeypatch, [modules[op]], kernel[op])[kernel[op]]
+    bound(weight)(x, *more)
+    (launched,) = seen
+    found = {launched[one].dtype for one in launched if one.startswith(("scale_", "minimum_"))}
+    assert found == {torch.float16 if form.group_size else torch.float32}
+    if form.group_size:
+        nan = torch.where(weight.scale == weight.scale.max(), torch.nan, weight.scale)
+        bound(dataclasses.replace(weight, scale=nan))  # float16 has a NaN as well
+        tiny = dataclasses.replace(weight, scale=weight.scale * 2**-20)
+        with pytest.raises(BindingError, match="groups that float16 holds exactly"):
+            bound(tiny)
+    else:
+        third = dataclasses.replace(weight, scale=torch.full((n,), 1 / 3, dtype=torch.float64))
+        with pytest.raises(BindingError, match="rows that float32 holds exactly"):
+            bound(third)
+
+
 @pytest.mark.parametrize(
     "device", ["h200-sxm", "rtx-4090", "mi300x", "radeon-pro-w7900", "a100-sxm-80g"]
 )
@@ -108,3 +154,19 @@ def test_integers_whose_rows_are_rounded_are_another_kernels() -> None:
     found = choose_kernel(request_of("int8_g32", 64, 64, weight_format=odd), gpu("sm_90"))
     assert isinstance(found, Reason)
     assert found.found == "int8_g64"
+
+
+@pytest.mark.parametrize("name", ["fp8_block32", "fp8_channel", "int4_g32_a8", "nvfp4", "mxfp4_a4"])
+def test_a_refusal_names_what_is_served(name: str) -> None:
+    """Every format that it names is, and the one that it refuses is none of them."""
+    found = choose_kernel(request_of(name, 64, 256), gpu("sm_90"))
+    assert isinstance(found, Reason)
+    assert name not in found.required.replace(",", "").split()
+    assert found.required.startswith("dense, FP8 in blocks of 128 or 32 (32 with ue8m0 scales")
+    served = {form for form in FORMATS if form in found.required.replace(",", "").split()}
+    served |= {f"fp8_block{group}_a8" for group in (32, 128)}
+    served |= {"fp8_block128", "fp8_block128_ue8m0", "fp8_block128_ue8m0_a8", "bfloat16"}
+    served |= {"fp8_block32_ue8m0", "fp8_block32_ue8m0_a8"}
+    for form in FORMATS:
+        choice = choose_kernel(request_of(form, 64, 256), gpu("sm_90"))
+        assert isinstance(choice, Reason) == (form not in served), form
