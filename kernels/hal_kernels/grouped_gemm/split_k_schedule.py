@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from hal.device import DeviceSpec
 from hal.ops.gemm import GroupedGemmRequest
 from hal_kernels.aot.limits import evidence_of
-from hal_kernels.aot.targets import TARGETS
-from hal_kernels.compute_units import compute_units
+from hal_kernels.gemm.dense_forms import known_target, units_of
 from hal_kernels.gemm.split_k_schedule import PROGRAMS_PER_UNIT, splits_of
 from hal_kernels.grouped_gemm.split_k_variants import FORMS, split_expert_tiles, sum_config
 from hal_kernels.grouped_gemm.triton_variants import FEW_ROWS
-
-_TARGETS = {target.arch: target for target in TARGETS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +52,9 @@ def schedule_of(
     request: GroupedGemmRequest, device: DeviceSpec, kernel: str, dtype: str, config: str
 ) -> SplitSchedule | None:
     """The parts of a request's calls of few rows; None where K stays whole: one token's tiles keep
-    the device busy, its number of multiprocessors is not known, or there is no native code. kernel,
-    dtype, config: of the whole product."""
-    target, units, form = (
-        _TARGETS.get(device.arch),
-        compute_units(device),
-        split_form(kernel, config),
-    )
+    the device busy, its number of multiprocessors is not stated, or there is no native code.
+    kernel, dtype, config: of the whole product."""
+    target, units, form = known_target(device), units_of(device), split_form(kernel, config)
     if target is None or not units or not form:
         return None
     is_gated = request.epilogue == "silu_gated"

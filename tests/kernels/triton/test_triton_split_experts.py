@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,6 +220,20 @@ def test_many_rows_and_busy_devices_take_the_whole_product(
         triton_grouped.bind(request, device_of("sm_90"), weight=weight)(x, offsets)
     assert forced.is_launched
     assert counted.seen == [4]
+
+
+def test_only_what_is_stated_of_a_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a plan is made another GPU may be seen, and K be cut as nobody launches it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    found = SimpleNamespace(multi_processor_count=UNITS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    request = request_of("bfloat16", 64, 2048, tokens=TokenRange(1, 1))
+    for units, launched in ((0, ["dense"]), (UNITS, ["split_k", "split_k_sum"])):
+        stated = dataclasses.replace(device_of("sm_90", units), torch_device="cuda")
+        choices = choose_kernels(request, stated)
+        assert not isinstance(choices, Reason)
+        assert [choice.kernel.partition(".")[2] for choice in choices] == launched
 
 
 def test_a_plan_judges_the_parts_and_their_sum() -> None:
