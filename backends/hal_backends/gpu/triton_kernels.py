@@ -19,6 +19,7 @@ from typing import Any
 
 from hal.candidates import Bind, Kernel, KernelCandidate, KernelUse, Leaf, Work
 from hal.device import DeviceSpec
+from hal.ops.formats import FORMATS
 from hal.reasons import Reason, ReasonKind
 from hal.tiers import Tier
 from hal_backends.gpu.build_failures import check_compiled, naming_failures
@@ -274,14 +275,15 @@ def _widened(op: str, device: DeviceSpec) -> Offer:
     )
 
 
-def _unwritten_weight_only(op: str, r: Any) -> tuple[Reason, ...]:
-    """What there is not yet for a format of two quantised operands whose activations stay wide."""
+def _unwritten_weight_only(op: str, r: Any, device: DeviceSpec) -> tuple[Reason, ...]:
+    """What there is not yet for a format of two quantised operands whose activations stay wide:
+    a kernel, or its binding where it multiplies the same weight of the float format."""
     form = r.weight_format
-    is_blocks = form.element == "fp8_e4m3fn" and form.block_n == form.group_size
-    is_read = is_blocks and form.group_size in (32, 128)
-    kernel = "gemm.fp8_weight_only" if op == "gemm" else "grouped_gemm.weight_only"
-    if is_read or (op == "grouped_gemm" and form.name.startswith("mxfp4")):
-        found = f"{kernel} takes formats with float activations only; not bound to others"
+    stored = FORMATS.get(form.name.rpartition("_a")[0])
+    limits = importlib.import_module(f"hal_kernels.{FOLDERS[op]}.triton_limits")
+    choice = stored and limits.choose_kernel(replace(r, weight_format=stored), device)
+    if choice and not isinstance(choice, Reason):
+        found = f"{choice.kernel} takes formats with float activations only; not bound to others"
     else:
         found = f"not written yet: {op} has no kernel that leaves them so for these weights"
     required = f"a kernel for weights of {form.name} with the activations as they are"
@@ -294,7 +296,7 @@ def _weight_only(op: str, device: DeviceSpec) -> Offer:
             scope("quantised operands", multiplies_quantised(r), (True,)),
             scope("dtype", r.dtype, _DTYPES),
             feature(device, "triton"),
-            _missing(op) or _unwritten_weight_only(op, r),
+            _missing(op) or _unwritten_weight_only(op, r, device),
             any_feature(device, "matrix.bfloat16", "matrix.float16"),
         )
 
