@@ -23,7 +23,7 @@ from hal.ops import CATALOGUE
 from hal.ops.formats import DTYPE_BYTES, FORMATS, WeightFormat
 from hal.ops.request import OpFamily, OpRequest
 from hal.plugins.listing import list_plugins
-from hal.reasons import ReasonKind
+from hal.reasons import Reason, ReasonKind
 from hal_backends.detecting.accelerator import AcceleratorPlugin
 
 _INTEGERS = (64, 1, 17, 320, 200_000)
@@ -128,19 +128,29 @@ def _row(family: OpFamily, candidate: KernelCandidate) -> list[str]:
 
 
 def requirements(family: OpFamily, candidate: KernelCandidate) -> list[tuple[ReasonKind, str]]:
-    """What the candidate requires of a request or a device, as it says itself."""
-    found: dict[tuple[ReasonKind, str], set[str]] = {}
-    witnesses: dict[tuple[ReasonKind, str], OpRequest] = {}
+    """What the candidate requires of a request or a device, as it says itself: each requirement
+    with the values of other arguments that it holds for, if these are not all that are served."""
+    witnesses: dict[tuple[ReasonKind, str], dict[str, OpRequest]] = {}
     for request in probes(family):
         for reason in candidate.not_supported_reasons(request):
-            what = (reason.kind, reason.what)
-            # A value of the request in brackets explains a requirement; it is not part of it.
-            found.setdefault(what, set()).add(re.sub(r" \(\d+\)", "", reason.required))
-            witnesses.setdefault(what, request)
-    return [
-        (kind, f"{what}: {_joined(texts)}{_condition(family, candidate, what, w)}")
-        for ((kind, what), texts), w in zip(found.items(), witnesses.values(), strict=True)
-    ]
+            of = witnesses.setdefault((reason.kind, reason.what), {})
+            of.setdefault(_required(reason), request)
+    found = []
+    for (kind, what), texts in witnesses.items():
+        by_condition: dict[str, set[str]] = {}
+        for text, witness in texts.items():
+            condition = _condition(family, candidate, what, text, witness)
+            if condition is not None:
+                by_condition.setdefault(condition, set()).add(text)
+        parts = [f"{_joined(same)}{condition}" for condition, same in by_condition.items()]
+        if parts:
+            found.append((kind, f"{what}: {', '.join(sorted(parts))}"))
+    return found
+
+
+def _required(reason: Reason) -> str:
+    """A value of the request in brackets explains a requirement; it is not part of it."""
+    return re.sub(r" \(\d+\)", "", reason.required)
 
 
 def _joined(texts: set[str]) -> str:
@@ -149,8 +159,11 @@ def _joined(texts: set[str]) -> str:
     return " and ".join(f"({text})" if " or " in text else text for text in sorted(texts))
 
 
-def _condition(family: OpFamily, candidate: KernelCandidate, what: str, witness: OpRequest) -> str:
-    """Where a requirement depends on another argument: for which of its values it holds."""
+def _condition(
+    family: OpFamily, candidate: KernelCandidate, what: str, required: str, witness: OpRequest
+) -> str | None:
+    """Where a requirement depends on another argument: for which of its values it holds. None
+    where it holds for none that is served."""
     conditions = []
     for name, values in _choices(family).items():
         if len(values) < 2 or not _is_categorical(values):
@@ -158,16 +171,18 @@ def _condition(family: OpFamily, candidate: KernelCandidate, what: str, witness:
         variants = _variants(witness, name, values)
         reasons = {text: candidate.not_supported_reasons(r) for text, r in variants.items()}
         served = {
-            text: any(r.what == what for r in unmet)
+            text: any(r.what == what and _required(r) == required for r in unmet)
             for text, unmet in reasons.items()
             if not any(r.found == text for r in unmet)
         }
-        is_its_own = any(
-            r.found in variants for r in reasons[_text(getattr(witness, name))] if r.what == what
-        )
+        own = _text(getattr(witness, name))
+        is_its_own = any(r.found == own for r in reasons[own] if r.what == what)
         holding = [text for text, holds in served.items() if holds]
-        if not is_its_own and holding and len(holding) < len(served):
-            conditions.append(" or ".join(holding))
+        if is_its_own or not served or len(holding) == len(served):
+            continue
+        if not holding:
+            return None
+        conditions.append(" or ".join(holding))
     return f" (for {', '.join(conditions)})" if conditions else ""
 
 

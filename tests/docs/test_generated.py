@@ -71,6 +71,42 @@ def test_limits_are_found_by_asking(generator: Modules) -> None:
     ]
 
 
+def test_a_limit_of_a_format_that_is_not_served_is_none(generator: Modules) -> None:
+    """Of two that are, each is said of its own."""
+    served = ("int8_channel", "int4_g32", "int4_g128", "int4_g128_zero")
+
+    def reasons(request: object) -> list[Reason]:
+        form, unmet = request.weight_format, []
+        if form.name not in served:
+            found = Reason(what="format", required=" or ".join(served), found=form.name,
+                           kind=ReasonKind.SCOPE)  # fmt: skip
+            unmet.append(found)
+        if form.group_size and request.k % form.group_size:
+            required = f"a multiple of {form.group_size}"
+            unmet.append(Reason(what="K", required=required, found=str(request.k)))
+        if request.k > 65535:
+            unmet.append(Reason(what="K", required="at most 65535", found=str(request.k)))
+        return unmet
+
+    candidate = KernelCandidate(
+        name="test.gemm.two",
+        op="gemm",
+        tier=Tier.TUNED,
+        summary="for this test",
+        not_supported_reasons=reasons,
+        load=lambda: lambda request, **static: lambda x: x,
+    )
+    (told,) = [
+        text
+        for kind, text in generator["support"].requirements(CATALOGUE["gemm"], candidate)
+        if kind is ReasonKind.ARGUMENT
+    ]
+    assert told == (
+        "K: a multiple of 128 (for int4_g128 or int4_g128_zero), a multiple of 32 (for int4_g32), "
+        "at most 65535"
+    )
+
+
 def test_every_op_and_candidate_is_listed(generator: Modules) -> None:
     text = (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
     for op in CATALOGUE:

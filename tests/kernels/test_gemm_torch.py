@@ -11,6 +11,7 @@ from hal.ops.formats import FORMATS, QuantizedWeight
 from hal.ops.gemm import apply_epilogue
 from hal_kernels.gemm import cpu_dense, cpu_w8a8, cpu_weight_only
 from hal_kernels.gemm.gguf_formats import quantize_int8_channel
+from hal_kernels.gemm.semantics import FOLDED_MINIMUM
 
 EPILOGUES = ["none", "silu", "silu_gated"]
 ROWS = (1, 3, 17)
@@ -82,6 +83,25 @@ def test_int4pack(name: str, epilogue: str) -> None:
     bias = torch.randn(n)
     kernel = cpu_weight_only.bind_int4pack(weight, bias, epilogue)  # type: ignore[arg-type]
     check(kernel, weight.dequantize(), bias, epilogue, dtype=torch.float32, tolerance=3e-2)
+
+
+@pytest.mark.parametrize("name", ["int4_g32_asym", "int4_g64_zero", "int4_g128_zero"])
+def test_what_int4pack_adds_is_what_its_note_says(name: str) -> None:
+    """Of stored values of 8 nothing else is left."""
+    n, form = 16, FORMATS[name]
+    scale = (torch.rand(n, 1) * 0.1 + 0.01).half()
+    offset = torch.randint(0, 16, scale.shape).half() * (1.0 if form.has_zeros else -0.05)
+    data = torch.full((n, int(form.group_size or 0) // 2), 0x88, dtype=torch.uint8)
+    weight = QuantizedWeight(format=form, data=data, scale=scale, minimum=offset)
+    x = torch.zeros(1, weight.shape[1])
+    x[0, 3] = 1.0
+    wide, m = scale.float(), offset.float()
+    text, added = "m + 8 * scale", m + 8 * wide
+    if form.has_zeros:
+        text, added = "(8 - z) * scale", (8 - m) * wide
+    assert text in FOLDED_MINIMUM.text
+    found = cpu_weight_only.bind_int4pack(weight)(x)
+    assert torch.equal(found[0], added[:, 0].bfloat16().float())
 
 
 def test_int4pack_refuses_odd_widths() -> None:

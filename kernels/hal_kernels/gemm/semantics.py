@@ -33,5 +33,6 @@ REQUANTIZED_CHANNELS = SemanticNote(
 )
 FOLDED_MINIMUM = SemanticNote(
     name="folded_minimum",
-    text="the group minimum m is stored as m + 8 * scale, rounded to the scale's dtype",
+    text="what is added to (q - 8) * scale is rounded to bfloat16: m + 8 * scale of a group's "
+    "minimum m, (8 - z) * scale of its zero point z",
 )
