@@ -57,8 +57,7 @@ def bind(
     """kernel(x[M, K] sorted by expert, expert_offsets int64 [E+1]) -> y[M, N].
 
     A product of FP8 operands rounds its rows, or takes what the op quantize made of them: values
-    and scales. Rows that stay in 16 bits are taken as they are; a call with others of these two
-    is a ValueError.
+    and scales. Rows of another product are taken as they are, and are no such pair (ValueError).
     K is cut for few rows where `triton_limits` says so, but not while configurations are measured.
     Raises BindingError for what `triton_limits` rejects.
     """
@@ -85,11 +84,8 @@ def bind(
     if choice.kernel == "grouped_gemm.weight_only":
         form = choice.config.split("-")[0]
         product = _bind_weight_only(request, device, data, scale, form, split)
-        return (
-            product
-            if request.weight_format.activation == "float"
-            else _rounded_before(request, product)
-        )
+        is_rounded = request.weight_format.activation != "float"
+        return _rounded_before(request, product) if is_rounded else product
     return _bind_fp8(request, device, data, scale, choice.dtype, split)
 
 
