@@ -29,8 +29,10 @@ class NsaCompressRequest(OpRequest):
     """Rows of a paged cache -> entries in another one, head_dim values each.
 
     hidden_size: of the MLP. compress_length, compress_stride: l and d, rows of an entry and from
-    one to the next. block_size: rows of a page, in both caches. Raises RequestError if
-    inconsistent.
+    one to the next. block_size: rows of a page, in both caches. dtype: of rows, entries and
+    weights; a kernel may keep the hidden values in it too, as a torch module of that dtype does:
+    in float16 those beyond 65,504 are infinite there, and their entry is not finite. Raises
+    RequestError if inconsistent.
     """
 
     op: ClassVar[str] = "nsa_compress"

@@ -26,8 +26,10 @@ def bind(
     The weights are read when they are bound: both products take them in the request's dtype, and
     w1 @ position, the same for every block, is added to b1 in float64. Hidden values of what a step
     may complete (each sequence as much as the one with the most new tokens) lie in a workspace of
-    at most MOST_HIDDEN_BYTES, for which the launches are repeated. Raises ValueError for
-    weights or caches of other shapes than the request's.
+    at most MOST_HIDDEN_BYTES, for which the launches are repeated. They have the request's dtype:
+    of float16 those beyond 65,504 are infinite, as in a torch module of it, and make their entry
+    infinite or NaN. Raises ValueError for weights or caches of other shapes than the request's, and
+    for caches of another dtype.
     """
     weights.check(request)
     dtype = torch_dtype(request.dtype)
@@ -89,4 +91,10 @@ def _check_cache(request: NsaCompressRequest, name: str, cache: torch.Tensor) ->
             f"nsa_compress: required {name} [blocks, {', '.join(map(str, want))}] whose values lie "
             f"side by side, found {list(cache.shape)} of strides {list(cache.stride())}; pass the "
             f"cache that the request describes"
+        )
+    if cache.dtype != torch_dtype(request.dtype):
+        found = str(cache.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"nsa_compress: required {name} in {request.dtype}, found {found}; pass a cache of "
+            f"that dtype, or bind a request of the cache's"
         )

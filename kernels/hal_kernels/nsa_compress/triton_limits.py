@@ -18,7 +18,8 @@ def not_supported_reasons(
     *,
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
-    """Empty if the kernels serve and the machine code of each is of an allowed tier."""
+    """Empty if the kernels serve and the machine code of each is of an allowed tier. In float16
+    they serve hidden values of up to 65,504: a request does not say how large they become."""
     if request.dtype not in DTYPES:
         return [not_written("nsa_compress", "dtype", " or ".join(DTYPES), request.dtype)]
     return [

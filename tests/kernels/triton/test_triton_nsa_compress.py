@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import silu
 
 import hal_kernels.nsa_attention.triton as triton_nsa
 import hal_kernels.nsa_compress.triton as triton_compress
@@ -396,6 +397,45 @@ def test_caches_of_other_sizes() -> None:
         kernel(rows[:, :9], entries, meta)
     with pytest.raises(ValueError, match=r"required entries .* strides"):
         kernel(rows, entries.transpose(2, 3).contiguous().transpose(2, 3), meta)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float8_e4m3fn"])
+def test_caches_of_another_dtype(dtype: str) -> None:
+    request = request_of()
+    kernel = triton_compress.bind(request, gpu("sm_90"), weights=weights_of(request))
+    rows, entries, meta = caches_of(request, [(9, 2)])
+    other: torch.dtype = getattr(torch, dtype)
+    for name in ("rows", "entries"):
+        caches = {"rows": rows, "entries": entries}
+        caches[name] = caches[name].to(other)
+        with pytest.raises(ValueError, match=rf"required {name} in bfloat16, found {dtype};"):
+            kernel(caches["rows"], caches["entries"], meta)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_hidden_values_up_to_the_largest_of_the_dtype(phase: Any, dtype: str) -> None:
+    """As a torch module of the dtype: float16 ends at 65,504, and says so by what is not finite."""
+    request = request_of(phase=phase, dtype=dtype, num_kv_heads=1, compress_stride=8)
+    dim, wide = request.head_dim, getattr(torch, dtype)
+    width = request.compress_length * dim
+    weights = weights_of(request, has_bias=False)
+    weights.w1, weights.w2 = torch.ones_like(weights.w1), torch.rand(dim, 40).to(wide) * 1e-3
+    weights.position.zero_()
+    new = 8 if phase == "prefill" else 1
+    for value, is_held in ((0.99 * 65504 / width, True), (1.1 * 65504 / width, dtype != "float16")):
+        rows, entries, meta = caches_of(request, [(8, new)])
+        rows.fill_(value)
+        exact = in_float64(request, weights, rows, entries, meta)
+        triton_compress.bind(request, gpu("sm_90"), weights=weights)(rows, entries, meta)
+        place = (meta.entry_block_table[0, 0], 0, 0)
+        flat = torch.full((1, width), value).to(wide)
+        module = silu(flat @ weights.w1.T) @ weights.w2.T
+        assert bool(module.isfinite().all()) == is_held
+        if is_held:
+            assert_exact("nsa_compress", entries[place], exact[place])
+        else:
+            assert torch.equal(entries[place], module[0])
 
 
 def test_what_the_kernels_do_not_take() -> None:
