@@ -21,7 +21,7 @@ def not_supported_reasons(
     allowed: Sequence[EvidenceTier] = ("native",),
 ) -> Sequence[Reason]:
     """Empty if they serve. The machine code judged is of the next number of streams that was
-    compiled."""
+    compiled, of the projection of the next number of mixes."""
     streams = request.num_streams
     if streams not in _STREAMS:
         wanted = " or ".join(map(str, _STREAMS))
@@ -41,6 +41,12 @@ def not_supported_reasons(
     if request.kind == "pre" or not request.is_lagged:
         reasons += evidence_reasons(
             "hyper_connection.mixes", device, dtype="bfloat16",
-            config=f"{config}-{request.dtype}", allowed=allowed,
+            config=f"n{_streams_of_mixes(request.num_mixes)}-{request.dtype}", allowed=allowed,
         )  # fmt: skip
     return reasons
+
+
+def _streams_of_mixes(num_mixes: int) -> int:
+    """Of the compiled projections the narrowest that has as many mixes: their number decides its
+    tile, and eight streams that are only summed at the end have fewer than four that are mixed."""
+    return next(n for n in STREAMS if num_mixes <= n * (2 + n))

@@ -12,6 +12,7 @@ from gpu_devices import gpu
 from hal.ops import CATALOGUE
 from hal.ops.hyper_connection import HyperConnectionRequest, reference
 from hal_kernels.aot.catalogue import CATALOGUE as KERNELS
+from hal_kernels.aot.limits import evidence_asked
 from hal_kernels.aot.targets import find_target
 from hal_kernels.hyper_connection.triton_limits import not_supported_reasons
 
@@ -145,6 +146,34 @@ def test_what_is_compiled_is_what_is_launched(
         variant = next(v for v in variants if (v.dtype, v.config) == (claimed, config))
         launched = {"num_warps": 4} | found[name]
         assert launched == dict(variant.constants) | {"num_warps": variant.num_warps}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx90a", "gfx1100"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_projection_of_a_head_is_judged_by_its_tile(
+    monkeypatch: pytest.MonkeyPatch, arch: str, dtype: str, n: int
+) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("mixes", "collapse"):
+        monkeypatch.setattr(
+            triton_connection, f"_hyper_connection_{name}_kernel", Recorder(name, found)
+        )
+    head = request_of("head", n, 5120, dtype)
+    streams = torch.ones(1, n, 5120).to(getattr(torch, dtype))
+    triton_connection.bind(head, gpu(arch), **static_of(head), **EPS)(streams)
+    judged = {q.kernel: q for q in evidence_asked(not_supported_reasons, head, gpu(arch))}
+    for name in ("mixes", "collapse"):
+        query = judged[f"hyper_connection.{name}"]
+        variants = KERNELS[query.kernel].variants(find_target(arch))
+        variant = next(v for v in variants if (v.dtype, v.config) == (query.dtype, query.config))
+        launched = {"num_warps": 4} | found[name]
+        assert launched.pop("num_warps") == variant.num_warps
+        for constant, value in variant.constants.items():
+            if constant in ("N", "W", "BLOCK_W"):  # fewer need less
+                assert launched[constant] <= value
+            elif constant != "ITERATIONS":
+                assert launched[constant] == value, constant
 
 
 class Recorder:
