@@ -49,11 +49,12 @@ def config_of(request: LatentKvWriteRequest) -> str:
 
 
 def program_warps(request: LatentKvWriteRequest, warp_size: int) -> int:
-    """Warps of a program: a row of 512 values has two of 32 threads."""
+    """Warps of a program: a row of 512 values has two of 32 threads, and so has a narrower one in a
+    floating dtype, whose queries are as many."""
     form = KV_FORMATS[request.kv_format]
     if not form.is_plain:
         return row_warps(form, warp_size)
-    return max(1, request.row_dim // (_THREAD_VALUES * warp_size))
+    return max(1, _VALUES // (_THREAD_VALUES * warp_size))
 
 
 def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
@@ -68,7 +69,8 @@ def launch_constants(request: LatentKvWriteRequest) -> dict[str, Any]:
         "Q_START": request.q_rotary_start,
         "HAS_Q_NORM": request.has_q_norm,
         # Also of fewer heads: a tile has a value for each thread, and none is held by two warps, of
-        # which one might write it in place before the other has read it.
+        # which one might write it in place before the other has read it. Pairs of normed heads in
+        # halves may be: they are stored after a sum over the head, when all have read.
         "BLOCK_H": max(1, _VALUES // block_d),
         "BLOCK_D": block_d,
         "ROTARY": request.rotary_dim,

@@ -27,7 +27,7 @@ from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.aot.limits import evidence_asked
 from hal_kernels.aot.targets import TARGETS, find_target
 from hal_kernels.aot.variant import TRITON_DTYPES, KernelVariant
-from hal_kernels.latent_kv_write.triton_variants import ROWS
+from hal_kernels.latent_kv_write.triton_variants import ROWS, launch_constants, program_warps
 from recorded_launches import compiled, recorded
 
 ARCHES = [target.arch for target in TARGETS]
@@ -153,6 +153,23 @@ def test_rows_with_their_queries(arch: str, monkeypatch: pytest.MonkeyPatch) -> 
             (launched,) = found["_latent_kv_write_kernel"]
             check(launched, variant)
     assert served == 40
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("row_dim", [64, 128, 512, 576])
+def test_narrow_rows_have_the_warps_that_are_judged(arch: str, row_dim: int) -> None:
+    """The queries beside them are as many as those beside wide ones."""
+    request = LatentKvWriteRequest(
+        num_heads=16, head_dim=192, row_dim=row_dim, rotary_dim=64, q_rotary_start=128,
+        row_rotary_start=0, norm_dim=row_dim, block_size=PAGE, dtype="bfloat16", kv_format="bf16",
+    )  # fmt: skip
+    variant = variant_of(request, arch)
+    assert variant is not None
+    warps = program_warps(request, find_target(arch).warp_size)
+    constants = launch_constants(request)
+    assert warps == variant.num_warps
+    assert constants["BLOCK_H"] * constants["BLOCK_D"] == 512
+    assert constants["BLOCK_G"] <= variant.constants["BLOCK_G"]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
