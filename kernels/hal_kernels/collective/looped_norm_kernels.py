@@ -61,7 +61,7 @@ def _all_reduce_norm_looped_kernel(
             wide = tl.where(inside, added.to(tl.float32), 0.0)
             squares += wide * wide
         inverse = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / H + eps)
-        # What one thread has stored another may read.
+        # A thread reads what it has stored itself: tiles of both loops are laid out alike.
         tl.debug_barrier()
         for start in range(0, H, BLOCK):
             cols = start + offs

@@ -13,7 +13,10 @@ Waiting has a limit of polls. A rank that reaches it says in `status` which peer
 its result is NaN: nothing that is wrong looks right.
 
 Flags cross PCIe, where remote atomics need not exist: on NVIDIA they are plain stores with release
-and loads with acquire order at system scope (PTX ISA, memory consistency model).
+and loads with acquire order at system scope (PTX ISA, memory consistency model). There a barrier
+orders what a block's threads have stored before what one of them releases. On AMD it does not:
+waves wait at it, and not for their stores, and a release waits for those of its own wave (LLVM
+AMDGPU back end, memory model of gfx90a to gfx12), so that each wave releases before the barrier.
 """
 
 from __future__ import annotations
@@ -22,9 +25,27 @@ import triton
 import triton.language as tl
 
 
+# Of the words that `_settle_stores` touches, one in so many lanes: each wave has at least one, of
+# up to 16 waves a block.
+_LANES = tl.constexpr(1024)
+_APART = tl.constexpr(64)
+
+
+@triton.jit
+def _settle_stores(status_ptr):
+    """Every wave of this block waits until the system sees what it has stored: adds nothing to the
+    status, with release order."""
+    lane = tl.arange(0, _LANES)
+    nothing = tl.zeros((_LANES,), dtype=tl.int32)
+    tl.atomic_add(
+        status_ptr + nothing, nothing, mask=lane % _APART == 0, sem="release", scope="sys"
+    )
+
+
 @triton.jit
 def _release_flag(pointer, epoch, USE_PTX: tl.constexpr):
-    """All that this thread block has stored is visible to whoever sees the flag."""
+    """All that this thread block has stored is visible to whoever sees the flag; without PTX what
+    `_settle_stores` was called behind."""
     tl.debug_barrier()
     if USE_PTX:
         tl.inline_asm_elementwise(
@@ -54,6 +75,8 @@ def _meet_ranks(
 ):  # fmt: skip
     """Tell every rank that this program has finished a phase of the epoch, and wait for the same
     program of every rank: 1 if each came within the limit of polls, else 0."""
+    if not USE_PTX:
+        _settle_stores(status_ptr)
     place = (phase * programs + program) * WORLD + rank
     for peer in tl.static_range(WORLD):
         base = tl.load(buffer_W_ptr + peer) + flag_offset
