@@ -8,12 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
 
 from gpu_devices import gpu
 from hal.errors import KernelCompilerError, KernelSourceError
 from hal.processes import ProcessEnd, ProcessOutcome
 from hal_kernels.aot import compiler_process, compiling
 from hal_kernels.aot.catalogue import find_kernel
+from hal_kernels.aot.compile_child import refusal
 from hal_kernels.aot.compiler_process import (
     MACHINE_EXIT_CODE,
     CompilerRun,
@@ -42,11 +45,17 @@ def chained(outer: Exception, inner: Exception) -> Exception:
         (OSError(28, "No space left on device"), True),
         (MemoryError(), True),
         (chained(RuntimeError("translation"), OSError(28, "No space left on device")), True),
-        (RuntimeError("PTXAS error: `ptxas` failed with error code -9"), True),
+        (PTXASError("`ptxas` failed with error code -9"), True),
+        (PTXASError("`ptxas` failed with error code 137"), True),
+        (PTXASError("`ptxas` failed with error code 1\nptxas fatal   : Could not open x"), True),
+        (PTXASError("Internal Triton PTX codegen error\nptxas fatal: No space left"), True),
         (RuntimeError("std::bad_alloc"), True),
-        (RuntimeError("PTXAS error: `ptxas` failed with error code 255"), False),
+        (RuntimeError("Could not create or locate cache dir"), True),
+        (ValueError("nobody knows where this came from"), True),
+        (PTXASError("Internal Triton PTX codegen error\nptxas fatal : (C7600) registers"), False),
+        (PTXASError("`ptxas` raised SIGSEGV"), False),
         (RuntimeError("PassManager::run failed"), False),
-        (chained(ValueError("at 3:1"), TypeError("fp8e4nv not supported")), False),
+        (chained(CompilationError("x", None), TypeError("fp8e4nv not supported")), False),
     ],
     ids=str,
 )
@@ -67,7 +76,10 @@ def ended(
     return run_compiler("module", (), what="k for sm_90", deadline_s=1.0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXFSZ, signal.SIGBUS],
+)
 def test_a_compiler_that_was_killed_says_nothing(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +108,16 @@ def test_other_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         ended(monkeypatch, code=1, stderr="Traceback (most recent call last)\nNameError: x")
 
 
+def test_a_refusal_is_the_line_that_says_why() -> None:
+    text = (
+        "Internal Triton PTX codegen error\n`ptxas` stderr:\n"
+        "ptxas /tmp/tmpab1.ptx, line 9; error   : Unknown modifier\n"
+        "ptxas fatal   : Ptx assembly aborted due to errors\n\n"
+        "Repro command: /usr/bin/ptxas -v /tmp/tmpab1.ptx -o /tmp/tmpab1.o"
+    )
+    assert refusal(PTXASError(text)) == "PTXASError: ptxas …, line 9; error   : Unknown modifier"
+
+
 @pytest.fixture
 def cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place of Triton's cache that not even root can make: below a file."""
@@ -107,6 +129,13 @@ def cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("cache_that_cannot_be")
 def test_a_cache_that_cannot_be_written_takes_no_kernel_away() -> None:
     with pytest.raises(KernelCompilerError, match=rf"{KERNEL} for {TARGET}[\s\S]*NotADirectory"):
+        compile_kernel(find_kernel(KERNEL), find_target(TARGET))
+
+
+def test_nor_does_no_name_of_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which Triton refuses with an error of no class of its own."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    with pytest.raises(KernelCompilerError, match="cache dir"):
         compile_kernel(find_kernel(KERNEL), find_target(TARGET))
 
 

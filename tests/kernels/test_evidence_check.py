@@ -66,6 +66,7 @@ DAMAGES: dict[str, Damage] = {
     "no variants": lambda document, _: document.update(variants=[]),
     "twice": lambda document, variant: document.update(variants=[variant, variant]),
     "negative": lambda _, variant: variant.update(spills=-3),
+    "a number of nothing": lambda _, variant: variant.update(shared_bytes=10**400),
     "native and spills": lambda _, variant: variant.update(spills=9),
     "spilled without spills": lambda _, variant: variant.update(tier="spilled"),
     "error without a message": lambda _, variant: variant.update(tier="error"),
@@ -126,6 +127,10 @@ def test_a_store_that_cannot_be_written_is_named_before_the_work(
         check(tmp_path / "store", update=True)
     assert not compiled
     monkeypatch.undo()
+    evidence_path(KERNEL, ARCH, tmp_path).mkdir(parents=True)
+    with pytest.raises(PlanError, match="move it away"):
+        check(tmp_path, update=True)
+    assert not compiled
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="a place that can be written"):
         write_evidence(evidence(), tmp_path / "file")

@@ -99,4 +99,6 @@ def _configuration(row: _Row) -> Text:
             text.append(f" ({where})", style="dim")
     elif row.unknown:
         text.append(f"; loss not known: {row.unknown}", style="dim")
+    if row.worst is not None and "kept: " in use.note:
+        text.append(f"; kept: {use.note.rpartition('kept: ')[2]}", style="yellow")
     return text

@@ -49,26 +49,7 @@ def print_plan(plan: Plan, *, with_losers: bool = False, console: Console | None
         "dim",
     )
     console.print(_table(plan, console.width))
-    if plan.decode_bound_us is not None:
-        say(
-            console,
-            "Times are of one call at the upper end of the token range. Least time of a decode "
-            f"step with one sequence, by the measured device (m memory, c compute): "
-            f"{plan.decode_bound_us / 1000:.1f} ms, {1e6 / plan.decode_bound_us:,.0f} tokens/s",
-            "dim",
-        )
-    else:
-        rates = (
-            " Bounds (m memory, c compute, l link) are of what the op needs, whatever serves it; "
-            "steps count what the implementation does." + _partial_legend(plan)
-            if _is_bounded(plan)
-            else " For rooflines measure it: hal devices --measure"
-        )
-        say(
-            console,
-            "Times are of one call at the upper end of the token range." + rates,
-            "dim",
-        )
+    say(console, _times_legend(plan), "dim")
     for note in plan.notes:
         say(console, Text(f"note: {note}", style="yellow"))
     for waiver in plan.waivers_in_use():
@@ -129,6 +110,25 @@ def _bound(op: PlannedOp) -> str:
     if op.bound is None:
         return ""
     return f"{op.bound.us:,.0f} {op.bound.by[0]}{'+' if op.bound.is_partial else ''}"
+
+
+def _times_legend(plan: Plan) -> str:
+    """What the times of the table are, and what the least time of a step is."""
+    text = "Times are of one call at the upper end of the token range."
+    if plan.decode_bound_us is not None:
+        text += (
+            " Least time of a decode step with one sequence, by the rates of the device (m memory, "
+            f"c compute): {plan.decode_bound_us / 1000:.1f} ms, "
+            f"{1e6 / plan.decode_bound_us:,.0f} tokens/s."
+        )
+    elif _is_bounded(plan):
+        text += (
+            " Bounds (m memory, c compute, l link) are of what the op needs, whatever serves it; "
+            "steps count what the implementation does."
+        )
+    else:
+        text += " For rooflines measure it: hal devices --measure"
+    return text + _partial_legend(plan)
 
 
 def _partial_legend(plan: Plan) -> str:

@@ -158,7 +158,7 @@ def _reasons(op: PlanOpDocument) -> set[tuple[str, str]]:
             "; ".join(
                 f"{reason.get('what')}: {reason.get('required')}, {reason.get('found')}"
                 for reason in loser.reasons
-                if reason.get("kind") not in RANKING_KINDS
+                if str(reason.get("kind")) not in RANKING_KINDS
             ),
         )
         for loser in op.rejected

@@ -35,11 +35,11 @@ def check_kernel(
     if not kernel.variants(target):
         print_text(f"{kernel.name} {target.arch}: not meant for this architecture")
         return ""
+    if update:
+        _require_writable(evidence_path(kernel.name, target.arch, store))
     stored = _stored(kernel, target, store, is_remade=update)
     if changed and stored is not None and stored.source_hash == kernel.source_hash(target):
         return ""
-    if update:
-        _require_writable(evidence_path(kernel.name, target.arch, store))
     seconds: dict[str, float] = {}
     found = compile_kernel(kernel, target, seconds=seconds)
     print_text(f"{kernel.name} {target.arch}: {summary(found)}")
@@ -69,6 +69,13 @@ def _stored(
 
 def _require_writable(path: Path) -> None:
     """Before minutes of compilation: can the result be stored?"""
+    if path.exists() and not path.is_file():
+        raise PlanError(
+            f"evidence {path.name} of {path.parent.name}",
+            "a file, or none",
+            f"{path} is something else",
+            "move it away",
+        )
     nearest = path if path.exists() else path.parent
     while not nearest.exists():
         nearest = nearest.parent

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from hal_kernels.aot.targets import Target, find_target
 from hal_kernels.aot.variant import KernelVariant, TritonKernel, alignment, signature
 
 _MAX_ERROR = 300
+_SAID = re.compile(r"^ptxas (?:fatal|error)|^ptxas .*; error|^LLVM ERROR|^lld: error|: error:")
+_PLACE = re.compile(r"(?:/[\w.+-]+)+/?")
 _TOOL_DEADLINE_S = 120
 
 
@@ -101,7 +104,10 @@ def refusal(error: Exception) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     lines = [line.strip(" ^") for line in str(cause).splitlines() if line.strip(" ^")]
-    return f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:_MAX_ERROR]
+    # An assembler's command comes last, with names of files that are gone.
+    said = [line for line in lines if _SAID.search(line) and not line.startswith("Repro")]
+    line = _PLACE.sub("…", said[0]) if said else (lines or [""])[-1]
+    return f"{type(cause).__name__}: {line}"[:_MAX_ERROR]
 
 
 def read_compiled(compiled: Any, target: Target) -> MachineCode:

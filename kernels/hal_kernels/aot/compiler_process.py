@@ -20,10 +20,23 @@ from hal.processes import ProcessEnd, ProcessOutcome, run_bounded
 
 MACHINE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: not the kernel's fault, worth another try
 _TRACEBACK = "Traceback (most recent call last)"
-_SENT_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_NO_MEMORY = re.compile(r"bad_alloc|out of memory|cannot allocate memory", re.IGNORECASE)
-# An assembler that was killed: Triton words its exit code and nothing else.
-_TOOL_KILLED = re.compile(r"failed with error code -(9|15|2|1)\b")
+# What a compiler that meets an unfit kernel dies of by itself; any other signal came from outside.
+_OWN_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
+)
+_NO_ROOM = re.compile(
+    r"bad_alloc|out of memory|cannot allocate|no space left|could not open|cannot open|file too "
+    r"large|too many open files|read-only file system|permission denied|quota exceeded",
+    re.IGNORECASE,
+)
+# Triton's front end, by the module of its errors, and what its passes and assemblers end with.
+_COMPILER_MODULES = ("triton.compiler.errors", "triton.runtime.errors")
+_OWN_ENDS = re.compile(
+    r"PassManager::run failed|failed to translate|LLVM ERROR|Internal Triton PTX codegen error"
+    r"|`ptxas` raised SIGSEGV",
+    re.IGNORECASE,
+)
+_ASSEMBLER = re.compile(r"`ptxas` (?:failed with error code|raised)|Internal Triton PTX codegen")
 _MAX_ERROR = 300
 
 
@@ -42,15 +55,37 @@ class CompilerRun:
 
 
 def machine_failure(error: BaseException) -> str:
-    """What the machine failed at; "" for a compiler's own refusal."""
-    cause: BaseException | None = error
+    """What the machine failed at; "" for a compiler's own refusal.
+
+    A refusal is what Triton's front end, its passes and its assembler say of a kernel. Whatever
+    else comes out of a compilation is not known to be one, and is not taken for it.
+    """
+    cause, last = error, error
     while cause is not None:
+        last = cause
         text = f"{type(cause).__name__}: {cause}"
-        is_of_machine = isinstance(cause, OSError | MemoryError | subprocess.SubprocessError)
-        if is_of_machine or _TOOL_KILLED.search(text) or _NO_MEMORY.search(text):
+        if isinstance(cause, OSError | MemoryError | subprocess.SubprocessError):
             return text[:_MAX_ERROR]
+        if _NO_ROOM.search(text):
+            return _telling_line(text)
         cause = cause.__cause__
-    return ""
+    return "" if _is_refusal(error, last) else _telling_line(f"{type(last).__name__}: {last}")
+
+
+def _is_refusal(error: BaseException, innermost: BaseException) -> bool:
+    texts = f"{error}\n{innermost}"
+    if _ASSEMBLER.search(texts):
+        # Of an assembler only the exit code that it has for bad code, and a crash of its own.
+        return bool(_OWN_ENDS.search(texts))
+    modules = {type(one).__module__ for one in (error, innermost)}
+    return bool(modules & set(_COMPILER_MODULES) or _OWN_ENDS.search(texts))
+
+
+def _telling_line(text: str) -> str:
+    """Of many lines the one that says what failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if _NO_ROOM.search(line)] or lines
+    return (telling or [""])[0][:_MAX_ERROR]
 
 
 def leave_for_machine_failure(failure: MachineFailureError) -> None:
@@ -95,8 +130,7 @@ def _refuse_if_not_the_compiler(outcome: ProcessOutcome, what: str, stderr: str,
     if (
         not has_exited
         or code == MACHINE_EXIT_CODE
-        or -code in _SENT_FROM_OUTSIDE
-        or (code < 0 and _NO_MEMORY.search(stderr))
+        or (code < 0 and (-code not in _OWN_SIGNALS or _NO_ROOM.search(stderr)))
     ):
         found = tail if code == MACHINE_EXIT_CODE else f"{outcome.describe()} {tail}".strip()
         raise compiler_error(what, found)

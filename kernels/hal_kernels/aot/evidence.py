@@ -39,6 +39,7 @@ _COUNTS = (
     "widest_load_bytes",
     "code_bytes",
 )
+_MOST = 1 << 30  # of any of them: what is more was read from no machine code
 _TWICE = re.compile(r"([._])([a-z]+[0-9a-z]*)\1\2(?=$|\.ue)")  # both operands have the dtype
 
 EvidenceTier = Literal["native", "emulated", "spilled", "scalar", "error"]
@@ -204,9 +205,9 @@ def _unsound(variant: Evidence, target: str, seen: Collection[tuple[str, str]]) 
         return f"it is of {variant.target}"
     if (variant.dtype, variant.config) in seen:
         return "it is there twice"
-    negative = [name for name in _COUNTS if getattr(variant, name) < 0]
-    if negative:
-        return f"{negative[0]} is {getattr(variant, negative[0])}"
+    wrong = [name for name in _COUNTS if not 0 <= getattr(variant, name) <= _MOST]
+    if wrong:
+        return f"{wrong[0]} is not from 0 to {_MOST:,}"
     if (variant.tier == "error") != bool(variant.error):
         return f"tier {variant.tier} and error {variant.error!r}"
     if (variant.tier == "native" and variant.spills) or (

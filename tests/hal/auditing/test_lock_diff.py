@@ -431,3 +431,11 @@ def test_the_document_has_every_kind_with_its_code() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "audit.md").read_text("utf-8")
     rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", text, re.MULTILINE)
     assert [(kind.value, str(kind.exit_code)) for kind in ChangeKind] == rows
+
+
+def test_a_reason_of_no_kind_is_compared_as_any_other() -> None:
+    def strange(document: Document) -> None:
+        for found in document["plan"]["ops"]:
+            found["rejected"][0]["reasons"][0]["kind"] = ["capture", {}]
+
+    assert isinstance(edited(strange, 1), Diff)
