@@ -28,11 +28,12 @@ class WeightFormat:
     """How a weight [N, K] is stored and what the multiplication does to the activations.
 
     bits: of one stored value, element: what it is. group_size: values along K that share a scale,
-    block_n: rows that share it; group 0 is one scale per output channel. is_symmetric:
-    value = q * scale; otherwise q * scale + minimum, or (q - minimum) * scale where the format
-    `has_zeros`. scale_dtype: a dtype, "ue8m0" (a power of two in a byte) or "e4m3". activation:
-    "float" multiplies with the activations as they are; anything else first rounds them to that
-    type with a scale per row or per group along K.
+    block_n: rows that share it; group 0 is one scale per output channel. is_symmetric: value = q *
+    scale; otherwise q * scale + minimum, or (q - minimum) * scale where the format has_zeros: the
+    minimum of a group is the stored integer that means 0. scale_dtype: a dtype, "ue8m0" (a power of
+    two in a byte) or "e4m3". activation: "float" multiplies with the activations as they are;
+    anything else first rounds them to that type with a scale per row or per group along K. Raises
+    ValueError for zeros of a symmetric one.
     """
 
     name: str
@@ -43,15 +44,18 @@ class WeightFormat:
     activation: ActivationRounding = "float"
     element: Element = "int"
     block_n: int = 1
+    has_zeros: bool = False
+
+    def __post_init__(self) -> None:
+        if self.has_zeros and self.is_symmetric:
+            raise ValueError(
+                f"weight format {self.name}: required is_symmetric=False of a format with zero "
+                "points, found True; correct the format"
+            )
 
     @property
     def is_dense(self) -> bool:
         return self.group_size is None
-
-    @property
-    def has_zeros(self) -> bool:
-        """Whether the minimum of a group is the stored integer that means 0, a zero point."""
-        return self.name.endswith("_zero")
 
     @property
     def compute_dtype(self) -> str:
@@ -111,6 +115,7 @@ def _int4(group: int, *, has_zeros: bool) -> WeightFormat:
         group_size=group,
         scale_dtype="float16",
         is_symmetric=not has_zeros,
+        has_zeros=has_zeros,
     )
 
 

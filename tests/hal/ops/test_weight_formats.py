@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -245,3 +246,21 @@ def test_quantize_op_is_the_rounding_of_the_formats(rng: torch.Generator) -> Non
         assert torch.equal(scales.view(torch.uint8), want[1].view(torch.uint8))
         moved = x.nbytes + values.nbytes + scales.nbytes
         assert CATALOGUE["quantize"].bytes_moved(request, 4) == moved
+
+
+def test_whether_a_minimum_is_a_zero_point_is_no_matter_of_the_name() -> None:
+    """A format of another name means what its fields say."""
+    n, k = 3, 128
+    zero, scale = torch.randint(1, 16, (n, 2)).half(), torch.rand(n, 2).half() + 0.01
+    data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    values = torch.stack((data & 15, data >> 4), dim=-1).view(n, 2, 64).double()
+    of = {"int4_g64_zero": "mine", "int4_g64": "mine_zero"}
+    for form, name in of.items():
+        mine = dataclasses.replace(FORMATS[form], name=name, is_symmetric=False)
+        weight = QuantizedWeight(format=mine, data=data, scale=scale, minimum=zero)
+        wide, m = scale.double()[..., None], zero.double()[..., None]
+        want = (values - m) * wide if form == "int4_g64_zero" else values * wide + m
+        found = weight.dequantize().double().view(n, 2, 64)
+        assert torch.allclose(found, want, rtol=2**-22, atol=2**-20)
+    with pytest.raises(ValueError, match="zero points"):
+        dataclasses.replace(FORMATS["int4_g64_zero"], is_symmetric=True)
