@@ -179,13 +179,17 @@ def test_a_rounded_wire_keeps_what_is_not_finite(
 
 
 @SIDES
-@pytest.mark.parametrize("hidden", [128, 576, 8200, 12_288])  # the last two go tile by tile
-def test_all_reduce_norm(hidden: int, is_push: bool) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "block"),
+    [(128, 128), (576, 1024), (8192, 8192), (8200, 5 * 2048), (12_288, 6 * 2048)],
+)
+def test_all_reduce_norm(hidden: int, block: int, is_push: bool) -> None:
+    """Rows of more than 8,192 values go tile by tile. block: a power of two, or whole tiles."""
     world, rows, eps = 2, 5, 1e-5
     calls = messages(world, (rows, hidden), torch.bfloat16)
     weight = torch.rand(hidden).to(torch.bfloat16)
     residual = torch.randn(rows, hidden).to(torch.bfloat16)
-    block = norm_row_block(hidden, MOST_NORM_WIDTH)
+    assert norm_row_block(hidden, MOST_NORM_WIDTH) == block
     layout = buffer_layout("one_shot", world, rows * block, element_bytes=2, row_block=block)
 
     def work(buffers: PeerBuffers) -> list[Any]:
