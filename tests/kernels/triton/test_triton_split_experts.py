@@ -139,6 +139,7 @@ def split_targets() -> Any:
         ("mxfp4_a8", "gfx950", 4),  # and takes FP4 beside FP8
         ("mxfp4_a8", "sm_90", 4),  # widened, and scaled outside of it
         ("mxfp4_a8", "gfx942", 4),
+        ("mxfp4_a8", "sm_80", 4),  # rows rounded, and both operands in 16 bits
         ("fp8_block128", "sm_80", 4),
         ("fp8_block32_ue8m0", "gfx1201", 4),
         ("mxfp4", "gfx90a", 4),
