@@ -60,7 +60,8 @@ def machine_failure(error: BaseException) -> str:
     A refusal is what Triton's front end, its passes and its assembler say of a kernel. Whatever
     else comes out of a compilation is not known to be one, and is not taken for it.
     """
-    cause, last = error, error
+    cause: BaseException | None = error
+    last = error
     while cause is not None:
         last = cause
         text = f"{type(cause).__name__}: {cause}"
