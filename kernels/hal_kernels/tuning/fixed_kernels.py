@@ -46,8 +46,8 @@ BY_SIZES = (
     "the kernel; no others are tried"
 )
 BY_TILES = (
-    f"{_NO_UNIT}it goes through rows or lists in tiles, some of them more than once; one width of "
-    "a tile follows from their sizes or is a constant of the kernel, and no other is tried"
+    f"{_NO_UNIT}it goes through rows, heads or lists tile by tile; the width of a tile follows from "
+    "their sizes or is a constant of the kernel, and no other is tried"
 )
 BY_PARTS = (
     f"{_NO_UNIT}it adds up parts, as many as the kernel before it has stored, in blocks that "
