@@ -52,7 +52,7 @@ def rehearse_sizes(
     room = runner.num_blocks * runner.block_size
     prompts = sizes_to_meet(plan, min(max_num_batched_tokens, room))
     decodes = sizes_to_meet(plan, min(max_num_seqs, max_num_batched_tokens, runner.num_blocks))
-    batches = [*_prompts(runner, prompts), *_decodes(runner, decodes)]
+    batches = [*_prompts(runner, prompts, max_num_seqs), *_decodes(runner, decodes)]
     for done, batch in enumerate(batches, start=1):
         logits = runner.execute(batch)
         if batch.decode:
@@ -62,10 +62,12 @@ def rehearse_sizes(
     return len(batches)
 
 
-def _prompts(runner: ModelRunner, sizes: Sequence[int]) -> Iterator[Batch]:
-    """Prompts of so many tokens in all, none longer than a context, and the last tokens of a
-    prompt as long as one."""
-    for size in sizes:
+def _prompts(runner: ModelRunner, sizes: Sequence[int], most: int) -> Iterator[Batch]:
+    """Prompts of so many tokens in all, none longer than a context and at most `most` of them, and
+    the last tokens of a prompt as long as one."""
+    # What contexts and sequences do not hold together is no step.
+    able = [size for size in sizes if size <= most * runner.max_model_len]
+    for size in able:
         yield Batch(prefill=_sequences(runner, size, "last"))
         if size * runner.vocab_size * 4 <= _MOST_LOGITS_BYTES:
             yield Batch(prefill=_sequences(runner, size, "all"))

@@ -92,6 +92,7 @@ def test_each_is_run_and_no_block_is_written_twice_in_a_step(
     most = min(96, max(b.num_tokens for b in run if b.prefill))
     if room.get("max_model_len", 1 << 30) % runner.block_size == 0:
         assert most == min(96, runner.num_blocks * runner.block_size)
+    assert max(len(b.prefill) for b in run) <= 6
     assert max(len(b.decode) for b in run) == min(6, runner.num_blocks)
     assert set(filtered) >= {1, min(6, runner.num_blocks)}
     assert {s.start + len(s.token_ids) for b in run for s in b.decode} >= {1, longest}

@@ -49,6 +49,10 @@ def chained(outer: Exception, inner: Exception) -> Exception:
         (PTXASError("`ptxas` failed with error code 137"), True),
         (PTXASError("`ptxas` failed with error code 1\nptxas fatal   : Could not open x"), True),
         (PTXASError("Internal Triton PTX codegen error\nptxas fatal: No space left"), True),
+        (
+            PTXASError("Internal Triton PTX codegen error\nfatal : Failed to write to outp file"),
+            True,
+        ),
         (RuntimeError("std::bad_alloc"), True),
         (RuntimeError("Could not create or locate cache dir"), True),
         (ValueError("nobody knows where this came from"), True),

@@ -25,8 +25,9 @@ _OWN_SIGNALS = frozenset(
     {signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
 )
 _NO_ROOM = re.compile(
-    r"bad_alloc|out of memory|cannot allocate|no space left|could not open|cannot open|file too "
-    r"large|too many open files|read-only file system|permission denied|quota exceeded",
+    r"bad_alloc|out of memory|cannot allocate|no space left|input/output error|file too large"
+    r"|(?:could not|cannot|failed to|unable to) (?:open|write|read|create)|too many open files"
+    r"|read-only file system|permission denied|quota exceeded",
     re.IGNORECASE,
 )
 # Triton's front end, by the module of its errors, and what its passes and assemblers end with.

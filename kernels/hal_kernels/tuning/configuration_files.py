@@ -17,6 +17,9 @@ Tier = Literal["native", "spilled", "emulated", "scalar", "error"]
 _ORDER: tuple[Tier, ...] = ("native", "spilled", "emulated", "scalar", "error")
 _LAUNCH = ("num_warps", "num_stages")
 MAX_WARPS = 32
+MAX_STAGES = 16
+_FLAGS = ("IS_", "HAS_", "RELOADS_")
+_MOST = 1 << 14  # of a tile's side and of what is counted in tiles
 MODELLED_GAIN = 0.1
 """A model does not tell smaller shares of a time apart: below it a default stays."""
 
@@ -28,8 +31,15 @@ def _checked(configuration: dict[str, int]) -> dict[str, int]:
     for name, value in configuration.items():
         if name not in _LAUNCH and not name.isupper():
             raise ValueError(f"required names of constants in capitals, found {name!r}")
-        if not 0 <= value <= 1 << 20:
-            raise ValueError(f"required {name} of 0 to 1048576, found {value}")
+        least = 0 if name.startswith(_FLAGS) else 1
+        if not least <= value <= _MOST:
+            raise ValueError(f"required {name} of {least} to {_MOST}, found {value}")
+        if name.startswith("BLOCK_") and value & (value - 1):
+            raise ValueError(f"required a power of two of {name}, found {value}")
+    if configuration["num_stages"] > MAX_STAGES:
+        raise ValueError(
+            f"required 1 to {MAX_STAGES} num_stages, found {configuration['num_stages']}"
+        )
     if configuration["num_warps"] not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"required a power of two of warps, found {configuration['num_warps']}")
     return configuration
@@ -60,6 +70,14 @@ class Trial(_Part):
     spills: Count = 0
     shared_bytes: Count = 0
     error: Text = ""
+
+    @model_validator(mode="after")
+    def _judge(self) -> Trial:
+        if self.tier == "native" and self.spills:
+            raise ValueError(f"required no spills of a native trial, found {self.spills}")
+        if self.tier == "error" and self.us is not None:
+            raise ValueError("required no time of what does not compile")
+        return self
 
 
 class ShapeEntry(_Part):
