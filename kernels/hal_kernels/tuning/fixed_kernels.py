@@ -46,7 +46,7 @@ BY_SIZES = (
     "the kernel; no others are tried"
 )
 BY_TILES = (
-    f"{_NO_UNIT}it goes through rows, heads or lists tile by tile; the width of a tile follows from "
+    f"{_NO_UNIT}it goes through rows, heads or lists tile by tile; the width of one follows from "
     "their sizes or is a constant of the kernel, and no other is tried"
 )
 BY_PARTS = (
