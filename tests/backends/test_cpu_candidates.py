@@ -83,7 +83,11 @@ def _weight(format_name: str, n: int, k: int) -> torch.Tensor | QuantizedWeight:
         data = torch.randint(-127, 128, (n, k), dtype=torch.int8)
     else:
         data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    minimum = None if weight_format.is_symmetric else (torch.randn(n, k // group) * 0.05).half()
+    minimum = None
+    if weight_format.has_zeros:
+        minimum = torch.randint(0, 16, scale.shape).half()
+    elif not weight_format.is_symmetric:
+        minimum = (torch.randn(n, k // group) * 0.05).half()
     if weight_format.group_size:
         scale = scale.half()
     else:
@@ -92,7 +96,7 @@ def _weight(format_name: str, n: int, k: int) -> torch.Tensor | QuantizedWeight:
 
 
 _GEMM_CASES = [
-    (name, dtype, n, k, bias, epilogue)
+    (name, dtype, n, -(-k // whole) * whole, bias, epilogue)
     for (name, dtype), (n, k), bias, epilogue in itertools.product(
         [(name, "float32") for name, f in FORMATS.items() if f.element == "int"]
         + [("bfloat16", "bfloat16")],
@@ -100,6 +104,7 @@ _GEMM_CASES = [
         [False, True],
         ["none", "silu_gated"],
     )
+    for whole in (FORMATS[name].group_size or 1,)
 ]
 
 
