@@ -3,6 +3,9 @@ Free of torch and triton.
 
 A class is measured and modelled with as many entries as a list has, or as `KEYS` tokens make: for a
 prompt its queries are the last of one sequence.
+
+A decode that one program sees whole is launched in another form of the kernel than one that is
+split, so it is a class of another form: what was tried with the one says nothing of the other.
 """
 
 from __future__ import annotations
@@ -42,8 +45,11 @@ _MODULE = "hal_kernels.compressed_attention.triton"
 _SIZES = ("entries", "head_dim", "heads", "ratio", "window")
 _PAGE = 64
 _ALONE = "window"  # without entries
-_ENDINGS = tuple(
-    f"{form}-{phase}" for form in ("dense", "sparse", _ALONE) for phase in ("decode", "prefill")
+_WHOLE = "whole"  # a decode that one program sees whole
+_ENDINGS = (
+    *(f"{form}-{phase}" for form in ("dense", "sparse") for phase in ("decode", "prefill")),
+    f"sparse-{_WHOLE}",
+    *(f"{_ALONE}-{phase}" for phase in ("prefill", _WHOLE)),
 )
 _BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 _PAGED, _V41 = "compressed_attention.paged", "compressed_attention.v41"
@@ -60,7 +66,6 @@ def shape_of(
     is_alone = not request.compress_ratio
     main = request.window_format if is_alone else request.main_format
     form = _ALONE if is_alone else "sparse" if request.top_k else "dense"
-    phase = "decode" if request.phase == "decode" else "prefill"
     ratio = request.compress_ratio or 1
     sizes = {
         "entries": 1 if is_alone else request.top_k or max(1, KEYS // ratio),
@@ -70,23 +75,41 @@ def shape_of(
         "window": request.window,
     }
     kernel = _V41 if request.window_format == "v41_528" else _PAGED
-    shape = shape_class(request.dtype, f"{main}-{form}-{phase}", request.tokens.high, sizes)
+    name = f"{main}-{form}-{_phase(request)}"
+    shape = shape_class(request.dtype, name, request.tokens.high, sizes)
     return kernel, shape
 
 
+def _phase(request: CompressedAttentionRequest) -> str:
+    if request.phase != "decode":
+        return "prefill"
+    one_program = is_whole(
+        is_decode=True, top_k=request.top_k, compress_ratio=request.compress_ratio
+    )
+    return _WHOLE if one_program else "decode"
+
+
 def _parts(shape: ShapeClass) -> tuple[str, str, str]:
-    """(format of the entries, or of the window alone, "dense", "sparse" or "window", phase)."""
+    """(format of the entries, or of the window alone, "dense", "sparse" or "window", "decode",
+    "whole" or "prefill")."""
     main, form, phase = shape.form.split("-")
     return main, form, phase
 
 
 def _is_whole(shape: ShapeClass) -> bool:
+    return _parts(shape)[2] != "decode"
+
+
+def _why_never(target: Target, shape: ShapeClass, units: int | None) -> str:
+    """A class that `shape_of` never makes: split of one split's entries, or whole of more."""
     _, form, phase = _parts(shape)
-    return is_whole(
-        is_decode=phase == "decode",
-        top_k=shape.size("entries") if form == "sparse" else 0,
-        compress_ratio=0 if form == _ALONE else 1,
-    )
+    entries = shape.size("entries")
+    if form != "sparse" or phase == "prefill":
+        return ""
+    if is_whole(is_decode=True, top_k=entries, compress_ratio=1) == (phase == _WHOLE):
+        return ""
+    number = "at most" if phase == _WHOLE else "more than"
+    return f"required {number} {SPLIT_ENTRIES} entries of a {shape.form}, found {entries}"
 
 
 def _default(kernel: TritonKernel) -> Callable[[Target, ShapeClass], Default]:
@@ -96,8 +119,7 @@ def _default(kernel: TritonKernel) -> Callable[[Target, ShapeClass], Default]:
 
     def default(target: Target, shape: ShapeClass) -> Default:
         form = shape.form.replace(f"-{_ALONE}-", "-dense-")
-        if _is_whole(shape):
-            form = form.replace("-decode", "-prefill")
+        form = form.replace(f"-{_WHOLE}", "-prefill")
         return of_form(target, dataclasses.replace(shape, form=form))
 
     return default
@@ -114,7 +136,7 @@ def _space(target: Target, shape: ShapeClass) -> Sequence[Mapping[str, int]]:
 def _footprint(shape: ShapeClass, configuration: Mapping[str, int]) -> Footprint:
     n, (main, form, phase) = configuration["BLOCK_N"], _parts(shape)
     entries, window = 0 if form == _ALONE else shape.size("entries"), shape.size("window")
-    heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase == "decode"
+    heads, dim, is_decode = shape.size("heads"), shape.size("head_dim"), phase != "prefill"
     splits = 1 if _is_whole(shape) else max(1, -(-entries // SPLIT_ENTRIES))
     programs = shape.rows * splits * -(-heads // HEADS_TOGETHER)
     of_entries = -(-(min(entries, SPLIT_ENTRIES) if is_decode else entries) // n)
@@ -146,9 +168,10 @@ def _call(shape: ShapeClass, device: Any) -> Call:
     window_format: Any = _window_format(main)
     heads, dim, ratio = (shape.size(name) for name in ("heads", "head_dim", "ratio"))
     entries, window = shape.size("entries"), shape.size("window")
-    queries, context = batch_of(phase, shape.rows, max(entries * ratio, window))
+    kind: Any = "prefill" if phase == "prefill" else "decode"
+    queries, context = batch_of(kind, shape.rows, max(entries * ratio, window))
     request = CompressedAttentionRequest(
-        phase="decode" if phase == "decode" else "prefill", num_heads=heads, head_dim=dim,
+        phase=kind, num_heads=heads, head_dim=dim,
         rope_dim=min(64, dim), window=window, top_k=entries if is_sparse else 0,
         compress_ratio=0 if is_alone else ratio, has_sinks=True, window_format=window_format,
         main_format=main_format, block_size=_PAGE, dtype=shape.dtype,
@@ -186,6 +209,7 @@ def _tunable(kernel: TritonKernel, formats: Sequence[str]) -> TunableKernel:
     return TunableKernel(
         kernel=kernel.name, module=_MODULE, size_names=_SIZES, forms=forms, dtypes=_dtypes,
         default=_default(kernel), space=_space, footprint=_footprint, call=_call,
+        why_never=_why_never,
     )  # fmt: skip
 
 

@@ -65,14 +65,17 @@ def requests_of(dtype: str) -> Iterator[OpRequest]:
         for top_k in (0, 512):
             for kv_format in (PLAIN[dtype], *(("fp8_656",) if packed else ())):
                 yield mla_request(dtype, kv_format, phase=phase, top_k=top_k)
+        for top_k in (0, 512, 513):
             for kv_format in (PLAIN[dtype], *(("v4_584", "v41_528") if packed else ())):
                 yield compressed_request(dtype, kv_format, phase=phase, top_k=top_k)
 
 
 def attending_use(op: str, request: OpRequest, device: DeviceSpec) -> KernelUse:
-    """The kernel that has a class; of a decode one more merges its splits."""
+    """The kernel that has a class; of a decode one more merges its splits, where it has some."""
     use, *others = kernel_uses(op, LIMITS[op], request, device)
     is_split = getattr(request, "phase", "") == "decode" and op != "index_logits"
+    if isinstance(request, CompressedAttentionRequest) and 0 < request.top_k <= 512:
+        is_split = False
     assert [one.kernel for one in others] == [f"{op}.merge"] * is_split
     return use
 

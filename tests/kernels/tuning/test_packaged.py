@@ -50,6 +50,8 @@ def test_a_file_is_of_a_known_device_and_of_classes_that_a_call_can_have(path: P
             dtypes=tunable.dtypes(target),
         )
         assert str(shape) == entry.shape
+        units = int(spec.attributes.get("compute_units", 0)) or None
+        assert not tunable.why_never(target, shape, units), "a class that no launch is of"
         assert (entry.basis, entry.is_complete) == ("modelled", True)
         best = entry.best()
         assert best is not None

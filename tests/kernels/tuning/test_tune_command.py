@@ -23,6 +23,7 @@ from hal_kernels.tuning import cli, tune_shapes
 from hal_kernels.tuning.session import TuningSession
 from hal_kernels.tuning.tunable_kernels import find_tunable
 
+LISTS = "entries={},head_dim=512,heads=8,ratio=1,window=128,rows=16"
 DEVICE = ("--device", "rtx-pro-6000-blackwell-ws")
 SHAPE = ("--kernel", "gemm.fp8_block", "--shape", "n=2112,k=7168,rows=16")
 Hal = Callable[..., tuple[int, str]]
@@ -144,6 +145,16 @@ def test_what_cannot_be_tuned_is_refused(hal: Hal, arguments: tuple[str, ...], t
         ("gemm.weight_only", "form=w4g64,n=96,k=4000,rows=16", "k as a multiple of 64"),
         ("gemm.fp8_weight_only", "form=g128-gated,n=97,k=4000,rows=16", "an even n"),
         ("gemm.dense", "form=gated,n=97,k=4000,rows=16", "an even n"),
+        (
+            "compressed_attention.v41",
+            f"form=fp4_288-sparse-decode,{LISTS.format(512)}",
+            "more than 512",
+        ),
+        (
+            "compressed_attention.v41",
+            f"form=fp4_288-sparse-whole,{LISTS.format(513)}",
+            "at most 512",
+        ),
     ],
 )
 def test_a_class_that_no_launch_is_of_is_refused_before_the_work(
