@@ -24,7 +24,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 # Of the words that `_settle_stores` touches, one in so many lanes: each wave has at least one, of
 # up to 16 waves a block.
 _LANES = tl.constexpr(1024)
