@@ -158,7 +158,8 @@ def test_disabled_globs_meet_only_what_they_name(matrix: ModuleType) -> None:
         for op in CATALOGUE:
             for candidate in matrix.candidates(device, op):
                 last = candidate.name.split(".")[-1]
-                if op == "collective" or not last.startswith(own):
+                # Sums through the memory of peers are off where it is not known to work.
+                if op in ("collective", "all_reduce_norm") or not last.startswith(own):
                     continue
                 hit = [g for g in globs if fnmatchcase(candidate.name, g)]
                 assert not hit, (candidate.name, hit)
