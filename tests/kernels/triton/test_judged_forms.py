@@ -348,7 +348,7 @@ def test_rows_rounded_in_another_way_are_told_the_right_one() -> None:
     weight = weight_of("fp8_block32_ue8m0_a8", 256)
     kernel = products.bind(request, gpu("sm_120"), weight=weight)
     values = torch.zeros(2, 256, dtype=torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="with scales in ue8m0, or pass it as it is"):
+    with pytest.raises(ValueError, match="scales in ue8m0, or pass x as it is"):
         kernel((values, torch.ones(2, 8)))
-    with pytest.raises(ValueError, match="groups of 32, or pass x as it is"):
+    with pytest.raises(ValueError, match="groups of 32 and scales in ue8m0, or pass x"):
         kernel((values, torch.ones(2, 4)))
