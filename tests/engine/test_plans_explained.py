@@ -143,3 +143,10 @@ def test_a_kernel_that_nobody_wrote_is_no_reason_unless_the_row_owes_it() -> Non
         decision = dataclasses.replace(op.decision, rejected=(loser,), lost=lost)
         problems = unexplained(dataclasses.replace(op, decision=decision))
         assert [message in problem for problem in problems] == [True] * bool(message)
+
+
+def test_what_widens_rounded_rows_on_a100_is_told() -> None:
+    found = plan("deepseek-v4-flash", profile("a100-sxm-80g"), 8)
+    uses = [use for op in found.ops for use in planned_uses(op)]
+    assert any(use.kernel == "grouped_gemm.round_rows" for use in uses)
+    assert any("are widened by torch instead" in note for note in found.notes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hal.device import DeviceSpec
 from hal.reasons import Reason, ReasonKind
+from hal_kernels.aot.catalogue import CATALOGUE
 from hal_kernels.aot.evidence import Evidence, EvidenceTier, read_evidence
 from hal_kernels.aot.source_state import outdated
 from hal_kernels.aot.triton_versions import REFERENCE, evidence_for
@@ -56,11 +57,12 @@ def evidence_of(kernel: str, device: DeviceSpec, dtype: str, config: str = "") -
 
 
 def evidence_caveat(kernel: str, device: DeviceSpec) -> str:
-    """Why stored machine code need not be what the installed Triton makes of the source that is
-    here; "" where it is."""
+    """Why stored machine code need not be what runs: another Triton is installed, the source is
+    another one, or the kernel stands for what a call does otherwise; "" where it is."""
     found = evidence_for(kernel, device.arch, device.software.get("triton", ""))
     old = "" if found.evidence is None else outdated(found.evidence)
-    return "; ".join(filter(None, (found.caveat, old)))
+    own = CATALOGUE[kernel].caveat if kernel in CATALOGUE else ""
+    return "; ".join(filter(None, (found.caveat, old, own)))
 
 
 def evidence_reasons(

@@ -58,7 +58,7 @@ class TritonKernel:
     name: `<op>.<implementation>`. module, function: where it is. variants: those that a target is
     meant to run; none where the architecture lacks what the kernel is for. uses_matrix_unit:
     whether its products must end in matrix instructions. sources: further modules whose code it
-    calls, for the hash.
+    calls, for the hash. caveat: when something else runs in its place, in the words of a plan.
     """
 
     name: str
@@ -68,6 +68,7 @@ class TritonKernel:
     variants: VariantsOf
     uses_matrix_unit: bool
     sources: tuple[str, ...] = field(default=())
+    caveat: str = ""
 
     def load(self) -> Any:
         """The `triton.jit` function. Imports triton and torch."""

@@ -42,6 +42,8 @@ KERNELS = (
         name="grouped_gemm.round_rows", op="grouped_gemm",
         module="hal_kernels.grouped_gemm.round_kernels", function="_round_rows_kernel",
         variants=_variants, uses_matrix_unit=False,
+        caveat="made for rows as they are; rows that a call before it has rounded are widened by "
+        "torch instead, exactly and with one pass more",
         sources=(
             "hal_kernels.kv_write.packed_rows",
             "hal_kernels.quantize.code_kernels",
